@@ -1,0 +1,109 @@
+"""The ``attention`` kind: attention over a paged KV cache.
+
+A backend is planned once a step and run once a layer. Query tokens of all sequences lie back to back; sequence ``i``
+has ``query_lens[i]`` of them, the last of its ``kv_lens[i]`` cached tokens, and attention is causal.
+The KV store happens before :meth:`Attention.run` (the ``ops`` kind does it), so the cache already holds the new tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tpserve.api.specs import Options
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Attention", "AttentionBatch", "AttentionShape"]
+
+
+class AttentionShape(msgspec.Struct, frozen=True):
+    """What does not change while a rank lives.
+
+    Attributes:
+        layers: layers of this rank.
+        q_heads: query heads of this rank.
+        kv_heads: KV heads of this rank; divides ``q_heads``; query head h reads KV head h // (q_heads // kv_heads).
+        head_dim: size of a head.
+        page_size: tokens a page.
+        max_context: the longest sequence.
+        max_running: the most sequences in a batch.
+        scale: factor on the scores, normally head_dim ** -0.5.
+        dtype: name of the dtype of queries and cache: float32, float16 or bfloat16.
+        device: the torch device, as a string.
+        sliding_window: how many tokens back a token sees, itself included; 0 for all.
+    """
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    max_context: int
+    max_running: int
+    scale: float
+    dtype: str
+    device: str
+    sliding_window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The sequences of one step, in batch order.
+
+    Attributes:
+        query_lens: new tokens of each sequence, on the host.
+        kv_lens: cached tokens of each sequence, new ones included, on the host.
+        page_table: int32 ``[slots, max_pages]`` on the device: row ``slots[i]`` lists sequence i's pages.
+        slots: the row of each sequence, on the host.
+        slots_tensor: the same, int64 ``[n]`` on the device.
+        kv_lens_tensor: int32 ``[n]`` on the device.
+        query_starts: int32 ``[n + 1]`` on the device, running sum of ``query_lens`` from 0.
+    """
+
+    query_lens: list[int]
+    kv_lens: list[int]
+    page_table: torch.Tensor
+    slots: list[int]
+    slots_tensor: torch.Tensor
+    kv_lens_tensor: torch.Tensor
+    query_starts: torch.Tensor
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has exactly one new token."""
+        return all(n == 1 for n in self.query_lens)
+
+
+class Attention(ABC):
+    """A set of attention kernels, and the plan of the current step.
+
+    Args:
+        options: an instance of the spec's ``options`` struct.
+        shape: what does not change while the rank lives.
+    """
+
+    def __init__(self, options: Options, shape: AttentionShape) -> None:
+        self.options = options
+        self.shape = shape
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for one step; called once before the first layer."""
+
+    @abstractmethod
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """Attend, for the planned batch.
+
+        Args:
+            query: ``[tokens, q_heads, head_dim]``.
+            k_cache: one layer's keys, ``[pages, page_size, kv_heads, head_dim]``.
+            v_cache: one layer's values, of the same shape.
+
+        Returns:
+            ``[tokens, q_heads, head_dim]``, of the query's dtype.
+        """

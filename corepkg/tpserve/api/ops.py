@@ -1,0 +1,118 @@
+"""The ``ops`` kind: the small fused steps of a decoder layer, the matrix products, and sampling."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpserve.api.specs import Options
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["Linear", "Ops", "SamplingBatch"]
+
+Linear = Callable[["torch.Tensor"], "torch.Tensor"]
+"""A matrix product with its weight (and bias) bound: ``[n, in] -> [n, out]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to sample each row of a step's logits; all tensors ``[n]`` on the device.
+
+    Attributes:
+        temperature: float32; 0 takes the most likely token.
+        top_k: int32; 0 keeps all.
+        top_p: float32 in (0, 1]; 1 keeps all.
+        min_p: float32 in [0, 1); 0 keeps all.
+        seed: int64, the request's seed.
+        position: int64, the absolute position of the token being drawn.
+        all_greedy: on the host: every temperature is 0.
+        any_filter: on the host: some row has a top_k, top_p or min_p that removes tokens.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+    all_greedy: bool
+    any_filter: bool
+
+
+class Ops(ABC):
+    """Fused steps of a layer.
+
+    Args:
+        options: an instance of the spec's ``options`` struct.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @abstractmethod
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Prepare a product with ``weight`` ``[out, in]``; called once at loading, where weights may be repacked."""
+
+    @abstractmethod
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square norm over the last dimension (Zhang & Sennrich, 2019), computed in float32."""
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``(rms_norm(x + residual), x + residual)``; may overwrite both inputs."""
+
+    @abstractmethod
+    def rotate_and_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_slots: torch.Tensor,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> torch.Tensor:
+        """Normalise q and k per head where norms are given, rotate both, store k and v in the cache.
+
+        Args:
+            q: ``[tokens, q_heads, head_dim]``; k, v: ``[tokens, kv_heads, head_dim]``.
+            positions: int64 ``[tokens]``.
+            cos_sin: float32 ``[max_positions, head_dim]``: cosines in the first half of a row, sines in the second;
+                the pairs rotated are (i, i + head_dim / 2) (Su et al., 2021, in the half-split layout).
+            k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``.
+            cache_slots: int64 ``[tokens]``: page * page_size + offset.
+
+        Returns:
+            The rotated q; may share memory with the input.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` for ``gate_up`` ``[n, 2 * d]``, gate in the first half: ``[n, d]``."""
+
+    @abstractmethod
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """Draw one token a row.
+
+        A row with temperature 0 takes the smallest index among its largest logits. Any other row takes the argmax,
+        over the tokens that top_k, then top_p, then min_p keep, of ``logit / temperature + g``, where ``g`` is
+        Gumbel noise that depends on (seed, position, token id) alone (the Gumbel-max trick): neither batch mates
+        nor rank nor the vocabulary's split can change it. :mod:`tpserve.ops.noise` defines the counter.
+
+        Args:
+            logits: ``[n, vocabulary]``, any float dtype; may be overwritten.
+
+        Returns:
+            int64 ``[n]``.
+        """

@@ -1,0 +1,178 @@
+"""The ``transport`` kind: how bytes reach the ranks.
+
+Two shapes of link exist. A *fan-out* carries the leader's frames to every follower. A *pipe* carries
+frames from many senders to one receiver (tokenizers to the leader, the leader to the detokenizer).
+
+**The guarantee**, for both: what a send accepted arrives at every receiver once, whole and in order, or
+both sides get a :class:`~tpserve.api.errors.TransportError`; nothing is ever dropped in silence. A link is
+ready before its first send: :meth:`FanoutSender.connect` returns only when every follower will receive what
+is sent next. Memory is bounded: a sender that runs ahead of its receiver blocks, until its deadline.
+
+A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A *frame* is bytes
+of any length, zero included; transports never look inside.
+
+An *address* is ``ipc:///path`` or ``tcp://host:port``. With ``ipc`` the path lies in a private directory
+that the launcher makes and removes; an implementation may put further files beside it, with the path as prefix.
+Objects belong to the thread that uses them first; only :meth:`close` may be called from another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from tpserve.api.errors import UnsupportedByPlugin
+from tpserve.api.specs import Options
+
+__all__ = ["FanoutReceiver", "FanoutSender", "PipeReceiver", "PipeSender", "Transport"]
+
+
+class Link(ABC):
+    """What all ends of links share: :meth:`close`, and use as a context manager."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release every descriptor, file and thread of this end. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class FanoutSender(Link):
+    """The leader's end of a fan-out."""
+
+    @abstractmethod
+    def connect(self, deadline: float) -> None:
+        """Wait until every follower has joined and will receive the next frame sent.
+
+        Raises:
+            DeadlineExceeded: not all followers came; the message says how many did.
+        """
+
+    @abstractmethod
+    def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
+        """Send frames to every follower, in order. An empty sequence sends nothing.
+
+        Returns when the frames are accepted, which may be before they are read.
+
+        Raises:
+            DeadlineExceeded: a follower did not make room in time.
+            PeerLost: a follower has gone.
+            Closed: after :meth:`close`.
+        """
+
+
+class FanoutReceiver(Link):
+    """A follower's end of a fan-out."""
+
+    @abstractmethod
+    def connect(self, deadline: float) -> None:
+        """Join the fan-out and wait until the leader knows it.
+
+        Raises:
+            DeadlineExceeded: the leader did not answer.
+        """
+
+    @abstractmethod
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        """Take exactly ``count`` frames, in the order sent.
+
+        Raises:
+            DeadlineExceeded: fewer came in time; none of them is lost to a later call.
+            PeerLost: the leader has gone.
+            FrameError: the link noticed a gap.
+            Closed: after :meth:`close`.
+        """
+
+
+class PipeSender(Link):
+    """One of the sending ends of a pipe."""
+
+    @abstractmethod
+    def connect(self, deadline: float) -> None:
+        """Wait until the receiver will get what is sent next.
+
+        Raises:
+            DeadlineExceeded: the receiver did not come.
+        """
+
+    @abstractmethod
+    def send(self, frame: bytes, deadline: float) -> None:
+        """Send one frame; blocks while the receiver is behind.
+
+        Raises:
+            DeadlineExceeded: the receiver did not make room in time; the frame was not sent.
+            PeerLost: the receiver has gone.
+            Closed: after :meth:`close`.
+        """
+
+
+class PipeReceiver(Link):
+    """The receiving end of a pipe; exists once and is there from construction on (it binds)."""
+
+    @abstractmethod
+    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
+        """Wait for a first frame, then take what has already arrived, without waiting again.
+
+        Frames of one sender keep their order; frames of several interleave as they came.
+
+        Args:
+            max_frames: take no more than this many.
+            max_bytes: stop once at least this many bytes are taken (so one frame always passes).
+            deadline: when to stop waiting for the first; 0 does not wait.
+
+        Returns:
+            The frames; empty if none came in time.
+
+        Raises:
+            Closed: after :meth:`close`, also to a call that is waiting.
+        """
+
+
+class Transport(ABC):
+    """Makes the ends of links. One per process; a process makes its ends after it has started.
+
+    Args:
+        options: an instance of the spec's ``options`` struct.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @abstractmethod
+    def fanout_sender(self, address: str, followers: int) -> FanoutSender:
+        """Make the leader's end for ``followers`` ≥ 1 followers."""
+
+    @abstractmethod
+    def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
+        """Make the end of follower ``follower``, 0 ≤ follower < followers."""
+
+    def pipe_receiver(self, address: str) -> PipeReceiver:
+        """Make the receiving end of a pipe and bind it.
+
+        Raises:
+            UnsupportedByPlugin: this transport has a fan-out only.
+        """
+        raise UnsupportedByPlugin(f"{type(self).__name__} has no pipes")
+
+    def pipe_sender(self, address: str) -> PipeSender:
+        """Make a sending end of a pipe.
+
+        Raises:
+            UnsupportedByPlugin: this transport has a fan-out only.
+        """
+        raise UnsupportedByPlugin(f"{type(self).__name__} has no pipes")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every end made here and the library's context. May be called twice."""

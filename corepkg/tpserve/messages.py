@@ -1,0 +1,194 @@
+"""What the processes say to each other, as msgpack structs. Nothing here is ever unpickled.
+
+api ──TokenizerMessage──► tokenizer ──RankMessage──► rank 0 ──StepOutput──► detokenizer ──ApiMessage──► api
+                              └───────────────────ApiMessage (Rejected)────────────────────────────────►┘
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "ApiMessage",
+    "ChatPrompt",
+    "FinishReason",
+    "Generate",
+    "RankMessage",
+    "Rejected",
+    "SamplingParams",
+    "Shutdown",
+    "Started",
+    "StepOutput",
+    "TextOutput",
+    "Tokenize",
+    "TokenizerMessage",
+    "decode_api",
+    "decode_rank",
+    "decode_step",
+    "decode_tokenizer",
+    "encode",
+]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one request is continued.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens with at least this much probability; 1 keeps all.
+        top_k: keep this many most likely tokens; 0 keeps all.
+        min_p: keep tokens at least this likely relative to the most likely; 0 keeps all.
+        max_tokens: most tokens to generate; None: as many as the context has room for.
+        stop: texts that end the output, themselves left out.
+        seed: of the sampling counter; None: the server draws one.
+        ignore_eos: go on past the end-of-text token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
+    """A conversation, to be written out with the model's chat template.
+
+    Attributes:
+        messages: OpenAI's message objects: role, content and whatever else the template reads.
+        template_args: further variables of the template.
+    """
+
+    messages: list[dict[str, Any]]
+    template_args: dict[str, Any] = {}
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """api → tokenizer: a new request.
+
+    Attributes:
+        uid: the request's identity, given by the api process.
+        prompt: text, token ids, or a conversation.
+        params: sampling parameters; ``seed`` is set.
+        output_ids: tokens generated before, for a request that is resumed.
+    """
+
+    uid: int
+    prompt: str | list[int] | ChatPrompt
+    params: SamplingParams
+    output_ids: list[int] = []
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    """tokenizer → ranks: a request in tokens. ``params.max_tokens`` and ``params.seed`` are set."""
+
+    uid: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    output_ids: list[int] = []
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """api → tokenizer → ranks: the client has gone, or has all it wanted. Follows its request's way."""
+
+    uid: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop after this round: every process that gets it passes it on and leaves with exit code 0."""
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A request has been admitted; comes with or before its first token."""
+
+    uid: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+    """rank 0 → detokenizer: all that one round produced, in batch order.
+
+    Attributes:
+        round: the round's number.
+        uids: the requests that got a token or finished.
+        tokens: the new token of each; -1 for one that finished without.
+        finished: why each finished; None where it goes on.
+        started: requests admitted since the last output.
+    """
+
+    round: int
+    uids: list[int]
+    tokens: list[int]
+    finished: list[FinishReason | None]
+    started: list[Started] = []
+
+
+class TextOutput(msgspec.Struct, frozen=True, tag="text"):
+    """detokenizer → api: a round's output as text.
+
+    Attributes:
+        uids, tokens, finished, started: as in StepOutput.
+        texts: what each new token adds to its request's text; may be empty while a character is incomplete.
+    """
+
+    uids: list[int]
+    tokens: list[int]
+    texts: list[str]
+    finished: list[FinishReason | None]
+    started: list[Started] = []
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """tokenizer → api: a request that cannot be served; the fields of a RequestError."""
+
+    uid: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+
+TokenizerMessage = Tokenize | Abort | Shutdown
+RankMessage = Generate | Abort | Shutdown
+StepMessage = StepOutput | Shutdown
+ApiMessage = TextOutput | Rejected
+
+_encoder = msgspec.msgpack.Encoder()
+_tokenizer = msgspec.msgpack.Decoder(TokenizerMessage)
+_rank = msgspec.msgpack.Decoder(RankMessage)
+_step = msgspec.msgpack.Decoder(StepMessage)
+_api = msgspec.msgpack.Decoder(ApiMessage)
+
+
+def encode(message: TokenizerMessage | RankMessage | StepMessage | ApiMessage) -> bytes:
+    """Write any message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_tokenizer(payload: bytes | memoryview) -> TokenizerMessage:
+    """Read what a tokenizer gets."""
+    return _tokenizer.decode(payload)
+
+
+def decode_rank(payload: bytes | memoryview) -> RankMessage:
+    """Read what a rank gets."""
+    return _rank.decode(payload)
+
+
+def decode_step(payload: bytes | memoryview) -> StepMessage:
+    """Read what a detokenizer gets."""
+    return _step.decode(payload)
+
+
+def decode_api(payload: bytes | memoryview) -> ApiMessage:
+    """Read what the api process gets."""
+    return _api.decode(payload)

@@ -1,0 +1,97 @@
+"""The parts that tpserve itself brings, offered through the same hooks as anyone else's."""
+
+from __future__ import annotations
+
+from tpserve.api import (
+    AttentionCapabilities,
+    AttentionSpec,
+    CommCapabilities,
+    CommSpec,
+    OpsCapabilities,
+    OpsSpec,
+    PolicySpec,
+    SyncCapabilities,
+    SyncSpec,
+    TransportCapabilities,
+    TransportSpec,
+    hookimpl,
+)
+
+TPSERVE_API = 1
+
+
+@hookimpl
+def tpserve_transports() -> list[TransportSpec]:
+    """Queues inside one process."""
+    return [
+        TransportSpec(
+            name="inproc",
+            summary="queues inside one process, for offline use and tests",
+            factory="tpserve.transports.inproc:InprocTransport",
+            capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=False),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_syncs() -> list[SyncSpec]:
+    """One gloo broadcast a round."""
+    return [
+        SyncSpec(
+            name="gloo",
+            summary="one gloo broadcast a round",
+            factory="tpserve.sync.gloo:GlooSync",
+            capabilities=SyncCapabilities(multi_node=True),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_policies() -> list[PolicySpec]:
+    """First come, first served."""
+    return [
+        PolicySpec(
+            name="fcfs",
+            summary="first come, first served; prompts before decoding",
+            factory="tpserve.policies.fcfs:FcfsPolicy",
+        )
+    ]
+
+
+@hookimpl
+def tpserve_attentions() -> list[AttentionSpec]:
+    """The reference in plain torch."""
+    return [
+        AttentionSpec(
+            name="torch",
+            summary="the reference, in torch operators, for any device",
+            factory="tpserve.attention.reference:TorchAttention",
+            capabilities=AttentionCapabilities(devices=("cpu", "cuda"), sliding_window=True),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_ops() -> list[OpsSpec]:
+    """The reference in plain torch."""
+    return [
+        OpsSpec(
+            name="torch",
+            summary="the reference, in torch operators, for any device",
+            factory="tpserve.ops.reference:TorchOps",
+            capabilities=OpsCapabilities(devices=("cpu", "cuda")),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_comms() -> list[CommSpec]:
+    """Gloo over loopback or ethernet."""
+    return [
+        CommSpec(
+            name="gloo",
+            summary="gloo, for CPU tensors and for ranks that share one GPU",
+            factory="tpserve.comm.gloo:GlooComm",
+            capabilities=CommCapabilities(devices=("cpu", "cuda"), shared_device=True, multi_node=True),
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Attention and ops on FlashInfer, for tpserve."""

@@ -1,0 +1,1 @@
+"""Attention kernels and ops in Triton, for tpserve."""

@@ -1,0 +1,1 @@
+"""Message transport over NNG, for tpserve."""

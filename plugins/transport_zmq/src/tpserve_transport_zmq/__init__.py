@@ -1,0 +1,1 @@
+"""Message transport over ZeroMQ, for tpserve."""
