@@ -1,0 +1,1 @@
+"""The ``tpserve`` command. Nothing else in the package imports this one."""
