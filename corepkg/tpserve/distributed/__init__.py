@@ -1,0 +1,1 @@
+"""Splitting a model over ranks, and the process groups between them."""

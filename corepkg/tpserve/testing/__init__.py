@@ -1,0 +1,1 @@
+"""What plugin authors and our own tests share: contract tests, fakes and small models."""

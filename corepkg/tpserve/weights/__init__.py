@@ -1,0 +1,1 @@
+"""From a model name to tensors: sources, conversion, cache and loading."""
