@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 __all__ = ["AUTO", "ServeConfig"]
 
 AUTO = "auto"
+
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +49,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         threads: compute threads a rank on the CPU; 0 shares the cores out.
         cpu_affinity: ``auto`` (a share of the cores for each rank when tp > 1), ``none``, or core lists: ``0-3;4-7``.
         base_device: index of rank 0's accelerator.
-        device_step: distance between the accelerators of neighbouring ranks.
+        device_step: distance between the accelerators of neighbouring ranks; 0 puts all on one.
         max_messages_per_round: most messages that one round takes.
         max_round_bytes: a round stops taking messages at this many bytes.
-        heartbeat: seconds between signs of life of an idle leader.
+        heartbeat: seconds between signs of life of an idle leader; less than ``watchdog``.
         watchdog: seconds of silence after which a rank gives up.
         startup_timeout: seconds until the server must be ready.
         drain_timeout: seconds that a stopping server gives running requests.
@@ -58,8 +63,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str = ""
     served_model_name: str = ""
     host: str = "127.0.0.1"
-    port: int = 8000
-    tp: int = 1
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    tp: Positive = 1
     transport: str = AUTO
     pipe_transport: str = AUTO
     sync: str = AUTO
@@ -67,26 +72,26 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attn: str = AUTO
     ops: str = AUTO
     comm: str = AUTO
-    device: str = AUTO
-    dtype: str = AUTO
-    page_size: int = 16
-    kv_tokens: int = 0
-    memory_fraction: float = 0.9
-    max_context: int = 0
-    max_running: int = 256
-    max_step_tokens: int = 8192
-    max_requests: int = 4096
-    tokenizers: int = 1
-    detokenizers: int = 1
-    threads: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    page_size: Annotated[int, Meta(ge=1, le=256)] = 16
+    kv_tokens: Natural = 0
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    max_context: Natural = 0
+    max_running: Positive = 256
+    max_step_tokens: Positive = 8192
+    max_requests: Positive = 4096
+    tokenizers: Positive = 1
+    detokenizers: Positive = 1
+    threads: Natural = 0
     cpu_affinity: str = AUTO
-    base_device: int = 0
-    device_step: int = 1
-    max_messages_per_round: int = 256
-    max_round_bytes: int = 64 << 20
-    heartbeat: float = 5.0
-    watchdog: float = 30.0
-    startup_timeout: float = 600.0
-    drain_timeout: float = 5.0
-    log_level: str = "info"
+    base_device: Natural = 0
+    device_step: Natural = 1
+    max_messages_per_round: Positive = 256
+    max_round_bytes: Positive = 64 << 20
+    heartbeat: Seconds = 5.0
+    watchdog: Seconds = 30.0
+    startup_timeout: Seconds = 600.0
+    drain_timeout: Annotated[float, Meta(ge=0)] = 5.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     options: dict[str, dict[str, Any]] = {}

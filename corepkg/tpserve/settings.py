@@ -1,0 +1,209 @@
+"""Where settings come from: command line over environment over file over the defaults of ServeConfig.
+
+One setting ``max_running`` is ``--max-running`` on the command line, ``TPSERVE_MAX_RUNNING`` in the environment and
+``max_running`` (or ``max-running``) in a YAML file. A plugin's option ``send_buffer`` is
+
+    -o transport.send_buffer=8192             TPSERVE_OPTIONS__TRANSPORT__SEND_BUFFER=8192
+    -o transport.nng.send_buffer=8192         TPSERVE_OPTIONS__TRANSPORT__NNG__SEND_BUFFER=8192
+
+and in a file either those dotted keys or nested ones, under ``options``. The first form reaches whichever
+transport is chosen, the second only the one that it names; the second wins within one source, and a later source over
+an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tpserve.api.specs import KINDS
+from tpserve.config import ServeConfig
+from tpserve.errors import ConfigError
+from tpserve.values import closest, convert, did_you_mean
+
+__all__ = ["flag_name", "load_settings", "plugin_options", "unknown_variables"]
+
+PREFIX: Final = "TPSERVE_"
+OPTIONS_PREFIX: Final = "TPSERVE_OPTIONS__"
+OTHER_VARIABLES: Final = ("TPSERVE_CACHE",)
+"""Variables that other parts of tpserve read."""
+
+_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(ServeConfig) if field.name != "options"}
+
+OptionTable = dict[str, dict[str, Any]]
+
+
+class _Layer(msgspec.Struct, frozen=True):
+    """What one source sets: checked settings, and plugin options still as they were written."""
+
+    settings: dict[str, Any]
+    options: OptionTable = {}
+
+
+def load_settings(
+    cli: Mapping[str, Any],
+    option_flags: list[str],
+    file: Path | None,
+    environ: Mapping[str, str],
+    *,
+    label: Callable[[str], str] | None = None,
+) -> ServeConfig:
+    """Gather the settings of one server or engine.
+
+    Args:
+        cli: settings given on the command line by field name; None stands for one that was not given.
+        option_flags: what ``-o`` was given: ``kind.field=value`` or ``kind.name.field=value``.
+        file: a YAML file, or None.
+        environ: the environment.
+        label: names a field of ``cli`` in errors; as a command line flag unless given.
+
+    Raises:
+        ConfigError: a value, a key or the file is wrong; the message says which source and key.
+    """
+    layers = [
+        *([_from_file(file)] if file is not None else []),
+        _from_environment(environ),
+        _from_command_line(cli, option_flags, label or flag_name),
+    ]
+    settings: dict[str, Any] = {}
+    options: OptionTable = {}
+    for layer in layers:
+        settings |= layer.settings
+        options = _merge_options(options, layer.options)
+    config = ServeConfig(**settings, options=options)
+    if not config.heartbeat < config.watchdog:
+        raise ConfigError(
+            f"heartbeat is {config.heartbeat:g} s and watchdog {config.watchdog:g} s",
+            "an idle leader must show life before followers give up: choose a heartbeat below the watchdog",
+        )
+    return config
+
+
+def flag_name(field: str) -> str:
+    """The command line flag of a setting."""
+    return "MODEL" if field == "model" else "--" + field.replace("_", "-")
+
+
+def plugin_options(options: OptionTable, kind: str, name: str, *, general: bool = True) -> dict[str, Any]:
+    """The options that were set for one plugin.
+
+    Args:
+        options: ``ServeConfig.options``.
+        kind: the plugin's kind.
+        name: its name.
+        general: whether what was set for the kind as a whole counts; not for a second plugin of the same kind.
+    """
+    return {**(options.get(kind, {}) if general else {}), **options.get(f"{kind}.{name}", {})}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """One sentence for each TPSERVE_ variable that sets nothing; to be shown as warnings, for it may not be ours."""
+    known = [*OTHER_VARIABLES, *(PREFIX + field.upper() for field in _TYPES)]
+    unknown = [
+        name
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known and _option_of_variable(name) is None
+    ]
+    near = {name: closest(name, known) for name in unknown}
+    return [f"{name} sets nothing" + (f"; did you mean {near[name]}?" if near[name] else "") for name in unknown]
+
+
+def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: Callable[[str], str]) -> _Layer:
+    given = {key: value for key, value in cli.items() if value is not None and key != "options"}
+    options: OptionTable = {}
+    for text in option_flags:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"-o {text}: no value", "write -o kind.field=value, as in -o transport.send_buffer=8192")
+        _put_option(options, key.strip(), value, f"-o {text}")
+    for key, value in cli.get("options", {}).items():
+        _put_option(options, key, value, f"{label('options')}: {key}")
+    return _Layer(_check(given, label), options)
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    settings = {field: environ[PREFIX + field.upper()] for field in _TYPES if PREFIX + field.upper() in environ}
+    options: OptionTable = {}
+    for name in sorted(environ):
+        key = _option_of_variable(name)
+        if key is not None:
+            _put_option(options, key, environ[name], name)
+    return _Layer(_check(settings, lambda field: PREFIX + field.upper()), options)
+
+
+def _from_file(file: Path) -> _Layer:
+    content = _read_yaml(file)
+    written = {str(key).replace("-", "_"): value for key, value in content.items()}
+    options: OptionTable = {}
+    table = written.pop("options", None) or {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: options: expected a mapping, found {table!r}")
+    for key, value in table.items():
+        _put_option(options, str(key), value, f"{file}: options.{key}")
+    return _Layer(_check(written, lambda field: f"{file}: {field}"), options)
+
+
+def _read_yaml(file: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected a mapping of settings, found {type(content).__name__}")
+    return content
+
+
+def _check(values: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, Any]:
+    checked = {}
+    for field, value in values.items():
+        if field not in _TYPES:
+            raise ConfigError(f"{label(field)}: there is no such setting", did_you_mean(field, _TYPES))
+        try:
+            checked[field] = convert(value, _TYPES[field])
+        except ValueError as error:
+            raise ConfigError(f"{label(field)}: {error}") from None
+    return checked
+
+
+def _put_option(options: OptionTable, key: str, value: Any, source: str) -> None:
+    """Add ``kind.field``, ``kind.name.field``, or a mapping of fields at ``kind`` or ``kind.name``."""
+    parts = key.split(".")
+    if parts[0] not in KINDS:
+        raise ConfigError(f"{source}: there is no kind {parts[0]!r}", did_you_mean(parts[0], KINDS, what="kinds"))
+    if isinstance(value, dict) and len(parts) <= 2:
+        for field, inner in value.items():
+            _put_option(options, f"{key}.{field}", inner, source)
+    elif len(parts) in (2, 3) and all(parts):
+        options.setdefault(".".join(parts[:-1]), {})[parts[-1]] = value
+    else:
+        raise ConfigError(f"{source}: {key!r} names no option", "write kind.field or kind.name.field")
+
+
+def _option_of_variable(name: str) -> str | None:
+    """``kind.field`` or ``kind.name.field`` of an environment variable that sets a plugin's option, else None."""
+    parts = name.removeprefix(OPTIONS_PREFIX).lower().split("__")
+    is_option = name.startswith(OPTIONS_PREFIX) and parts[0] in KINDS and len(parts) in (2, 3) and all(parts)
+    return ".".join(parts) if is_option else None
+
+
+def _merge_options(under: OptionTable, over: OptionTable) -> OptionTable:
+    """Lay one source's options over another's; a field set for a kind displaces older ones of single plugins."""
+    merged = {scope: dict(fields) for scope, fields in under.items()}
+    for scope, fields in over.items():
+        for other in _scopes_within(merged, scope):
+            merged[other] = {field: value for field, value in merged[other].items() if field not in fields}
+        merged.setdefault(scope, {}).update(fields)
+    return {scope: fields for scope, fields in merged.items() if fields}
+
+
+def _scopes_within(options: OptionTable, kind: str) -> Iterator[str]:
+    return (scope for scope in list(options) if scope.startswith(kind + "."))

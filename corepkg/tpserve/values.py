@@ -1,0 +1,98 @@
+"""Turning what people write (flags, environment variables, YAML) into typed values, with errors that help."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+__all__ = ["closest", "convert", "describe_type", "did_you_mean"]
+
+
+def convert(value: Any, type_: Any) -> Any:
+    """Convert a value to a type, reading text as the type's literals; text for a list or mapping is read as YAML.
+
+    Raises:
+        ValueError: it does not fit; the message says what was expected and what was found.
+    """
+    for candidate in (value, _parse_yaml(value)):
+        try:
+            result = msgspec.convert(candidate, type_, strict=False)
+        except msgspec.ValidationError:
+            continue
+        if not (isinstance(result, float) and math.isnan(result)):
+            return result
+    raise ValueError(f"expected {describe_type(type_)}, found {value!r}")
+
+
+def describe_type(type_: Any) -> str:
+    """Say in words what a type accepts: ``an integer from 1 to 256``."""
+    return _describe(inspect.type_info(type_))
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant, if any comes near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, what: str = "known") -> str:
+    """A hint for a word that is not known: the one that was probably meant, and all that are unless they are many."""
+    names = list(known)
+    close = closest(word, names)
+    listed = f"{what}: {', '.join(names) or 'none'}"
+    if close is None:
+        return listed
+    return f"did you mean {close!r}? {listed}" if len(names) <= 12 else f"did you mean {close!r}?"
+
+
+def _parse_yaml(value: Any) -> Any:
+    import yaml
+
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+
+
+def _describe(info: inspect.Type) -> str:
+    match info:
+        case inspect.IntType():
+            return "an integer" + _range(info)
+        case inspect.FloatType():
+            return "a number" + _range(info)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return "text"
+        case inspect.NoneType():
+            return "null"
+        case inspect.LiteralType():
+            return "one of " + ", ".join(str(value) for value in info.values)
+        case inspect.UnionType():
+            return " or ".join(_describe(member) for member in info.types)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            return f"a list (each {_describe(info.item_type)})"
+        case inspect.DictType():
+            return "a mapping"
+        case inspect.Metadata():
+            return _describe(info.type)
+        case inspect.CustomType():
+            return f"a {info.cls.__name__}"
+        case _:
+            return type(info).__name__.removesuffix("Type").lower()
+
+
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    bounds = [
+        f"{word} {bound}"
+        for word, bound in (("above", info.gt), ("from", info.ge), ("below", info.lt), ("to", info.le))
+        if bound is not None
+    ]
+    text = " " + " ".join(bounds) if bounds else ""
+    return text.replace(" from", " of at least") if info.ge is not None and info.le is None else text
