@@ -1,0 +1,1 @@
+"""The front end: HTTP, texts and tokens. Imports no torch."""
