@@ -102,13 +102,13 @@ def plugin_options(options: OptionTable, kind: str, name: str, *, general: bool 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """One sentence for each TPSERVE_ variable that sets nothing; to be shown as warnings, for it may not be ours."""
     known = [*OTHER_VARIABLES, *(PREFIX + field.upper() for field in _TYPES)]
-    unknown = [
-        name
-        for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in known and _option_of_variable(name) is None
-    ]
-    near = {name: closest(name, known) for name in unknown}
-    return [f"{name} sets nothing" + (f"; did you mean {near[name]}?" if near[name] else "") for name in unknown]
+    names = [name.removeprefix(PREFIX) for name in known]
+    sentences = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known and _option_of_variable(name) is None:
+            near = closest(name.removeprefix(PREFIX), names)
+            sentences.append(f"{name} sets nothing" + (f"; did you mean {PREFIX}{near}?" if near else ""))
+    return sentences
 
 
 def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: Callable[[str], str]) -> _Layer:

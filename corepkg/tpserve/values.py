@@ -36,7 +36,7 @@ def describe_type(type_: Any) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was probably meant, if any comes near."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, what: str = "known") -> str:

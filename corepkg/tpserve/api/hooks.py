@@ -24,9 +24,19 @@ import pluggy
 
 from tpserve.api.specs import AttentionSpec, CommSpec, OpsSpec, PolicySpec, SyncSpec, TransportSpec
 
-__all__ = ["ENTRY_POINT_GROUP", "HookSpecs", "hookimpl", "hookspec"]
+__all__ = ["ENTRY_POINT_GROUP", "HOOKS", "HookSpecs", "hookimpl", "hookspec"]
 
 ENTRY_POINT_GROUP = "tpserve"
+
+HOOKS: dict[str, str] = {
+    "transport": "tpserve_transports",
+    "sync": "tpserve_syncs",
+    "policy": "tpserve_policies",
+    "attention": "tpserve_attentions",
+    "ops": "tpserve_ops",
+    "comm": "tpserve_comms",
+}
+"""The hook that offers the parts of each kind."""
 
 hookspec = pluggy.HookspecMarker("tpserve")
 hookimpl = pluggy.HookimplMarker("tpserve")

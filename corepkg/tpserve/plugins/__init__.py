@@ -1,0 +1,1 @@
+"""How parts are found, checked and chosen. :class:`tpserve.plugins.registry.Registry` is the way in."""

@@ -1,0 +1,181 @@
+"""The parts that can be chosen: found by metadata, loaded and checked when they are asked for.
+
+registry = Registry.discover()
+plugin = registry.load("transport", "zmq")
+transport = plugin.factory()(plugin.make_options({"send_buffer": "8192"}))
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tpserve.api import Attention, Comm, Ops, Options, Policy, Spec, Sync, Transport
+from tpserve.errors import ConfigError, PluginConflict, PluginError, UnavailablePlugin, UnknownPlugin
+from tpserve.plugins.availability import PROBE_SECONDS, check, check_all, check_requirements
+from tpserve.plugins.discovery import AVAILABLE, Entry, Status, discover
+from tpserve.plugins.loading import BadPlugin, load_spec
+from tpserve.values import convert, did_you_mean
+
+__all__ = ["Entry", "Plugin", "Registry", "Status"]
+
+_BASES: dict[str, type] = {
+    "transport": Transport,
+    "sync": Sync,
+    "policy": Policy,
+    "attention": Attention,
+    "ops": Ops,
+    "comm": Comm,
+}
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    """A plugin whose module has been imported and whose spec has been checked.
+
+    Attributes:
+        entry: where it was found.
+        spec: what it says of itself.
+    """
+
+    entry: Entry
+    spec: Spec
+
+    @property
+    def kind(self) -> str:
+        """Its kind."""
+        return self.entry.kind
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in its kind."""
+        return self.entry.name
+
+    def make_options(self, values: Mapping[str, Any]) -> Options:
+        """Build the plugin's options from what a person wrote; fields not named keep their defaults.
+
+        Raises:
+            ConfigError: an unknown field or a value of the wrong type; the message names plugin and field.
+        """
+        fields = {field.name: field for field in msgspec.structs.fields(self.spec.options)}
+        typed: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in fields:
+                hint = did_you_mean(name, fields, what="its options")
+                raise ConfigError(f"{self.entry.key} has no option {name!r}", hint)
+            try:
+                typed[name] = convert(value, fields[name].type)
+            except ValueError as error:
+                raise ConfigError(f"option {self.entry.key}.{name}: {error}") from None
+        try:
+            return self.spec.options(**typed)
+        except (TypeError, ValueError) as error:  # raised by a __post_init__ that compares fields
+            raise ConfigError(f"options of {self.entry.key}: {error}") from error
+
+    def factory(self) -> type[Any]:
+        """Import the class that does the work.
+
+        Raises:
+            UnavailablePlugin: its module cannot be imported on this machine.
+            PluginError: there is no such class, or it does not implement the kind's interface.
+        """
+        module_name, _, class_name = self.spec.factory.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            # Large libraries fail on import in many ways (a driver, an assertion), and all mean: not on this machine.
+            reason = f"importing {module_name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            raise UnavailablePlugin(f"{self.entry.key} is unavailable: {reason}") from error
+        found = getattr(module, class_name, None)
+        base = _BASES[self.kind]
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise PluginError(
+                f"{self.entry.key}: {self.spec.factory} must be a subclass of tpserve.api.{base.__name__}",
+                f"that is a fault of {self.entry.distribution} {self.entry.version}",
+            )
+        return found
+
+
+class Registry:
+    """The plugins that installed distributions offer.
+
+    Args:
+        entries: what was discovered.
+        probe_limit: seconds that a plugin's probe may take.
+    """
+
+    def __init__(self, entries: list[Entry], probe_limit: float = PROBE_SECONDS) -> None:
+        self._entries = entries
+        self._probe_limit = probe_limit
+
+    @classmethod
+    def discover(cls, probe_limit: float = PROBE_SECONDS) -> Registry:
+        """Read what is installed; imports nothing of it and never fails because of it."""
+        return cls(discover(), probe_limit)
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """Every entry point, of one kind or of all, in a stable order; a conflict appears once a provider."""
+        return [entry for entry in self._entries if kind in (None, entry.kind)]
+
+    def load(self, kind: str, name: str, *, probe: bool = True) -> Plugin:
+        """Import and check the plugin of this kind and name.
+
+        Args:
+            kind: a kind.
+            name: a plugin's name.
+            probe: whether to run its probe, in a child process; ranks skip it, their supervisor has done it.
+
+        Raises:
+            UnknownPlugin: there is none; the hint lists those that there are.
+            PluginConflict: two distributions provide it.
+            UnavailablePlugin: it cannot run on this machine.
+            PluginError: it is broken, or written for another plugin API.
+        """
+        plugin = self.describe(self._find(kind, name))
+        status = check(plugin.spec, self._probe_limit) if probe else check_requirements(plugin.spec.requires)
+        if status is not AVAILABLE:
+            raise UnavailablePlugin(f"{plugin.entry.key} is unavailable: {status.reason}", status.hint)
+        return plugin
+
+    def describe(self, entry: Entry) -> Plugin:
+        """Import and check a plugin, whether or not it can run here.
+
+        Raises:
+            PluginConflict, PluginError: as for :meth:`load`.
+        """
+        try:
+            return self._import(entry)
+        except BadPlugin as error:
+            status = error.status
+            kind = PluginConflict if status.state == "conflict" else PluginError
+            word = "ambiguous" if kind is PluginConflict else status.state
+            raise kind(f"{entry.key} is {word}: {status.reason}", status.hint) from error
+
+    def status(self, entry: Entry) -> Status:
+        """Whether a plugin can be used; raises nothing that the plugin raises."""
+        return self.statuses([entry])[0]
+
+    def statuses(self, entries: list[Entry]) -> list[Status]:
+        """The status of each entry, in order; probes run side by side."""
+        found: list[Status | Plugin] = []
+        for entry in entries:
+            try:
+                found.append(self._import(entry))
+            except BadPlugin as error:
+                found.append(error.status)
+        checked = iter(check_all([item.spec for item in found if isinstance(item, Plugin)], self._probe_limit))
+        return [item if isinstance(item, Status) else next(checked) for item in found]
+
+    def _import(self, entry: Entry) -> Plugin:
+        if entry.problem is not None:
+            raise BadPlugin(entry.problem)
+        return Plugin(entry, load_spec(entry))
+
+    def _find(self, kind: str, name: str) -> Entry:
+        for entry in self.entries(kind):
+            if entry.name == name:
+                return entry
+        names = sorted({entry.name for entry in self.entries(kind) if entry.problem is None})
+        raise UnknownPlugin(f"there is no {kind} plugin named {name!r}", did_you_mean(name, names, what="available"))
