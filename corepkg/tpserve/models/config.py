@@ -262,7 +262,7 @@ def _sliding_window(fields: Fields, architecture: Architecture, layers: int, max
             f"{fields.path}: a sliding window in {windowed} of {layers} layers is not supported",
             "Supported: a window in every layer or in none",
         )
-    return window  # type: ignore[no-any-return]
+    return window
 
 
 def _dtype(fields: Fields) -> DType:

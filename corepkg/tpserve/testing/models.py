@@ -69,7 +69,7 @@ def make_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(architecture, **{**_COMMON, **ARCHITECTURES[architecture], **changes})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     _randomise(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     make_tokenizer(folder)

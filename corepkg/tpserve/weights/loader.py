@@ -35,3 +35,105 @@ gigabytes a rank. With tied embeddings ``head.weight`` *is* ``embed.weight``: th
 
 The logits of the ranks side by side, in rank order, are ``[n, size * rows]``; those from ``vocab_size`` on are padding.
 """
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tpserve.distributed.partition import Partition
+from tpserve.errors import ModelError
+from tpserve.models.config import ModelConfig
+from tpserve.weights.files import TensorFiles
+from tpserve.weights.layout import Target, targets
+
+__all__ = ["Progress", "load_shard"]
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), rising to the end."""
+
+
+def load_shard(
+    folder: Path,
+    config: ModelConfig,
+    partition: Partition,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, torch.Tensor]:
+    """Read what one rank needs of a model.
+
+    Args:
+        folder: holds the safetensors files.
+        config: the model's shape.
+        partition: this rank's share.
+        dtype: of the returned tensors.
+        device: where to put them.
+        progress: told how far it is, after each tensor.
+
+    Returns:
+        The tensors of the table above.
+
+    Raises:
+        ModelError: tensors are missing, unknown, of another shape than ``config`` says, or not floating-point.
+    """
+    wanted = list(targets(config, partition))
+    with TensorFiles(folder) as files:
+        _check(files, config, wanted)
+        wanted = [target for target in wanted if target.wanted]
+        total = sum(_bytes(target, dtype) for target in wanted)
+        done = 0
+        tensors = {}
+        for target in wanted:
+            tensors[target.name] = _assemble(files, target, dtype, device)
+            done += _bytes(target, dtype)
+            if progress is not None:
+                progress(done, total)
+    if config.tie_embeddings:
+        tensors["head.weight"] = tensors["embed.weight"]
+    return tensors
+
+
+def _check(files: TensorFiles, config: ModelConfig, wanted: list[Target]) -> None:
+    expected = {part.source: part.shape for target in wanted for part in target.parts}
+    found = files.names()
+    missing = [name for name in expected if name not in set(found)]
+    if missing:
+        raise ModelError(f"{files.folder} lacks {_list(missing)}", f"A {config.architecture} needs them")
+    extra = [name for name in found if name not in expected and not _is_redundant(name, config)]
+    if extra:
+        raise ModelError(f"{files.folder} has {_list(extra)}", f"A {config.architecture} of this config has no such")
+    for name, shape in expected.items():
+        if files.shape(name) != shape:
+            raise ModelError(
+                f"{files.folder}: {name} has shape {list(files.shape(name))}, and config.json makes it {list(shape)}"
+            )
+        if not files.is_float(name):
+            raise ModelError(f"{files.folder}: {name} is not stored as float32, bfloat16 or float16")
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Old files store the rotary frequencies too, and some store a tied head twice."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+
+
+def _assemble(files: TensorFiles, target: Target, dtype: torch.dtype, device: str) -> torch.Tensor:
+    tensor = torch.empty(target.shape, dtype=dtype, device=device)
+    row = 0
+    for part in target.parts:
+        tensor[row : row + part.rows.size].copy_(files.read(part.source, part.rows, part.columns))
+        row += part.rows.size
+    tensor[row:].zero_()
+    return tensor
+
+
+def _bytes(target: Target, dtype: torch.dtype) -> int:
+    return math.prod(target.shape) * dtype.itemsize
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"

@@ -1,0 +1,85 @@
+"""The safetensors files of a model folder, seen as one collection of named tensors that can be read in part."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tpserve.distributed.partition import Range
+from tpserve.errors import ModelError
+from tpserve.models.fields import Fields
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TensorFiles", "weight_files"]
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_FLOATS = ("F64", "F32", "BF16", "F16")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder: those that its index lists, or else ``model.safetensors``.
+
+    Raises:
+        ModelError: there are none, or the index lists one that is not there.
+    """
+    if (folder / _INDEX).exists():
+        names = sorted({str(name) for name in Fields.of(folder / _INDEX).section("weight_map").values.values()})
+    else:
+        names = [_SINGLE]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        raise ModelError(f"{folder} has no {missing[0] if missing else _SINGLE}", "Weights must be safetensors files")
+    return [folder / name for name in names]
+
+
+class TensorFiles:
+    """Reads slices of stored tensors; a context manager that holds the files open.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.folder = folder
+        self._files = ExitStack()
+        self._slices: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file = self._files.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                self._files.close()
+                raise ModelError(f"cannot read {path}: {error}", "The file is damaged or incomplete") from error
+            self._slices.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._slices.clear()
+        self._files.close()
+
+    def names(self) -> list[str]:
+        """All tensors, sorted."""
+        return sorted(self._slices)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a stored tensor."""
+        return tuple(self._slices[name].get_shape())
+
+    def is_float(self, name: str) -> bool:
+        """Whether the tensor holds plain floating-point numbers of 16 bits or more."""
+        return self._slices[name].get_dtype() in _FLOATS
+
+    def read(self, name: str, rows: Range, columns: Range | None) -> torch.Tensor:
+        """Read a part, in the stored dtype: ``[rows]``, or ``[rows, columns]``."""
+        stored = self._slices[name]
+        if columns is None:
+            return stored[rows.start : rows.stop]  # type: ignore[no-any-return]
+        return stored[rows.start : rows.stop, columns.start : columns.stop]  # type: ignore[no-any-return]
