@@ -95,6 +95,10 @@ class QueueView(Protocol):
     def num_running(self) -> int:
         """How many requests hold pages."""
 
+    @property
+    def num_decoding(self) -> int:
+        """How many of those decode: a step that decodes computes one token of each."""
+
     def waiting(self) -> Iterator[WaitingRequest]:
         """Requests without pages, by arrival; lazy."""
 

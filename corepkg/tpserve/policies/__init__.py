@@ -1,0 +1,1 @@
+"""The built-in scheduling policies: pure functions from a view of the queues to a plan."""
