@@ -24,7 +24,7 @@ from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.values import closest, convert, did_you_mean
 
-__all__ = ["flag_name", "load_settings", "plugin_options", "unknown_variables"]
+__all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown_variables"]
 
 PREFIX: Final = "TPSERVE_"
 OPTIONS_PREFIX: Final = "TPSERVE_OPTIONS__"
@@ -85,6 +85,11 @@ def load_settings(
 def flag_name(field: str) -> str:
     """The command line flag of a setting."""
     return "MODEL" if field == "model" else "--" + field.replace("_", "-")
+
+
+def kind_flag(kind: str) -> str:
+    """The command line flag that chooses the plugin of a kind."""
+    return flag_name("attn" if kind == "attention" else kind)
 
 
 def plugin_options(options: OptionTable, kind: str, name: str, *, general: bool = True) -> dict[str, Any]:

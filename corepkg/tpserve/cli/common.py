@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 import typer
 
-__all__ = ["command_app"]
+__all__ = ["command_app", "print_json", "print_table"]
 
 
 def command_app() -> typer.Typer:
     """Make the empty ``app`` of a sub-command's module, with the settings that all have in common."""
     return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of equally many texts in columns two spaces apart; the first row is the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,141 @@
+"""``tpserve plugins``: what can be chosen, whether it works here, and what can be set about it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tpserve.api.specs import KINDS
+from tpserve.cli.common import command_app, print_json, print_table
+from tpserve.errors import ConfigError, UnknownPlugin
+from tpserve.plugins.loading import stated_api
+from tpserve.plugins.options import describe_options
+from tpserve.plugins.registry import Entry, Plugin, Registry, Status
+from tpserve.settings import kind_flag
+from tpserve.values import did_you_mean
+
+app = command_app()
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def plugins() -> None:
+    """List and describe the parts that can be chosen."""
+
+
+@app.command("list")
+def list_plugins(
+    as_json: AsJson = False,
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="List one kind only.")] = "",
+) -> None:
+    """List every plugin with its status on this machine."""
+    if kind and kind not in KINDS:
+        raise ConfigError(f"--kind: there is no kind {kind!r}", did_you_mean(kind, KINDS, what="kinds"))
+    registry = Registry.discover()
+    rows = plugin_rows(registry, registry.entries(kind or None))
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("kind", "name", "distribution", "version", "api", "status", "reason")
+        print_table([columns, *([str(row[column] or "-") for column in columns] for row in rows)])
+
+
+@app.command("show")
+def show_plugin(
+    plugin: Annotated[str, typer.Argument(metavar="KIND.NAME", help="The plugin, as in transport.zmq.")],
+    as_json: AsJson = False,
+) -> None:
+    """Describe one plugin: its options, what it can do, what it needs."""
+    registry = Registry.discover()
+    found = registry.describe(_find(registry, plugin))
+    status = registry.status(found.entry)
+    if as_json:
+        print_json(_description(found, status))
+    else:
+        typer.echo("\n".join(_description_lines(found, status)))
+
+
+def plugin_rows(registry: Registry, entries: list[Entry]) -> list[dict[str, Any]]:
+    """What ``plugins list`` says of each entry point; probes of all run side by side."""
+    return [
+        {
+            "kind": entry.kind,
+            "name": entry.name,
+            "distribution": entry.distribution,
+            "version": entry.version,
+            "api": stated_api(entry),
+            "status": status.state,
+            "reason": status.reason,
+            "hint": status.hint,
+        }
+        for entry, status in zip(entries, registry.statuses(entries), strict=True)
+    ]
+
+
+def _find(registry: Registry, key: str) -> Entry:
+    entries = {entry.key: entry for entry in registry.entries()}
+    if key not in entries:
+        named = [full for full in entries if full.endswith(f".{key}")]
+        hint = f"did you mean {named[0]!r}?" if named else did_you_mean(key, entries, what="plugins are KIND.NAME")
+        raise UnknownPlugin(f"there is no plugin {key!r}", hint)
+    return entries[key]
+
+
+def _description(plugin: Plugin, status: Status) -> dict[str, Any]:
+    spec = plugin.spec
+    return {
+        "kind": plugin.kind,
+        "name": plugin.name,
+        "summary": spec.summary,
+        "distribution": plugin.entry.distribution,
+        "version": plugin.entry.version,
+        "api": stated_api(plugin.entry),
+        "status": msgspec.to_builtins(status),
+        "factory": spec.factory,
+        "requires": list(spec.requires),
+        "capabilities": _capabilities(plugin),
+        "options": msgspec.to_builtins(describe_options(spec.options)),
+    }
+
+
+def _capabilities(plugin: Plugin) -> dict[str, Any]:
+    """The capabilities struct, which every kind's spec has a type of its own for, as a dictionary."""
+    capabilities: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(plugin.spec)["capabilities"])
+    return capabilities
+
+
+def _description_lines(plugin: Plugin, status: Status) -> list[str]:
+    entry, spec = plugin.entry, plugin.spec
+    flag = kind_flag(plugin.kind)
+    lines = [
+        f"{entry.key}: {spec.summary}",
+        "",
+        f"choose it     {flag} {plugin.name}",
+        f"distribution  {entry.distribution} {entry.version} (plugin API {stated_api(entry)})",
+        f"requires      {', '.join(spec.requires) or 'nothing'}",
+        f"status        {status.state}" + (f": {status.reason}" if status.reason else ""),
+        *([f"hint          {status.hint}"] if status.hint else []),
+    ]
+    capabilities, options = _capabilities(plugin), describe_options(spec.options)
+    width = max(12, *(len(name) for name in capabilities), *(len(option.name) for option in options)) + 2
+    if capabilities:
+        lines += ["", "capabilities"]
+        lines += [f"  {name:<{width}}{_plain(value)}" for name, value in capabilities.items()]
+    if options:
+        example = f"{plugin.kind}.{options[0].name}={_plain(options[0].default)}"
+        lines += ["", f"options       set with -o {example}, in the environment or in a file"]
+    for option in options:
+        lines.append(f"  {option.name:<{width}}{option.doc or '(not described)'}")
+        lines.append(f"  {'':<{width}}{option.type}; default {_plain(option.default)}")
+    return lines
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "any"
+    return str(value)
