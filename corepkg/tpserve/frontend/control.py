@@ -1,32 +1,33 @@
-"""What the supervisor tells the api process, and what it hears back.
+"""What the supervisor tells the api process, what it hears back, and how the links of a generation reach it.
 
-The api process listens from its first moment and answers 503 until a :class:`ServeEvent` has come and its warm-up
-request has gone through the whole chain. It reports dictionaries with a key ``event``:
-
-    {"event": "serving"}                     the warm-up has come back: /health is 200 from now on
-    {"event": "failed", "reason": "…"}       the warm-up was refused, or a link broke: it answers 503 and waits
+The api process outlives the others: it listens from its first moment, and answers 503 until a :class:`ServeEvent` has
+come and its warm-up request has gone through the whole chain. When a process of the group dies, a :class:`DownEvent`
+ends what is in flight, and the next generation's ServeEvent makes it healthy again, over new links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from tpserve.api import PipeReceiver, PipeSender
 from tpserve.step import EngineLimits
 
-__all__ = ["Control", "ControlEvent", "DownEvent", "QueueControl", "ServeEvent", "StopEvent"]
+__all__ = ["Control", "ControlEvent", "DownEvent", "Links", "OpenLinks", "ServeEvent", "StopEvent"]
 
 
 class ServeEvent(msgspec.Struct, frozen=True, tag="serve"):
-    """All ranks are ready: send the warm-up request, then be healthy.
+    """The group is ready: connect its links, send the warm-up request, then be healthy.
 
     Attributes:
+        generation: how often the group has been started, from 1.
         limits: what the engine has, agreed over all ranks.
     """
 
+    generation: int
     limits: EngineLimits
 
 
@@ -53,29 +54,25 @@ class Control(Protocol):
     def receive(self) -> ControlEvent:
         """Wait for the next event; called from one thread of its own, until a StopEvent."""
 
-    def report(self, event: dict[str, Any]) -> None:
-        """Tell the supervisor something; does not block for long."""
+    def serving(self) -> None:
+        """The warm-up has come back: /health is 200 from now on."""
+
+    def failed(self, reason: str) -> None:
+        """A link broke, or the warm-up was refused: clients get 503 until the next ServeEvent; any thread calls it."""
 
 
-class QueueControl:
-    """A :class:`Control` that somebody else feeds.
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The api process's ends of one generation's links.
 
-    Args:
-        report: takes the reports; called from the api process's event loop.
+    Attributes:
+        receiver: replies of detokenizers and refusals of tokenizers; bound.
+        tokenizers: one sender to each tokenizer, not yet connected.
     """
 
-    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
-        self._events: SimpleQueue[ControlEvent] = SimpleQueue()
-        self._report = report
+    receiver: PipeReceiver
+    tokenizers: Sequence[PipeSender]
 
-    def put(self, event: ControlEvent) -> None:
-        """Queue an event; callable from any thread."""
-        self._events.put(event)
 
-    def receive(self) -> ControlEvent:
-        """Wait for the next event."""
-        return self._events.get()
-
-    def report(self, event: dict[str, Any]) -> None:
-        """Pass a report on."""
-        self._report(event)
+OpenLinks = Callable[[int], Links]
+"""Makes the ends of a generation's links; called once for each ServeEvent."""

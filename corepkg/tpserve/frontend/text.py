@@ -1,0 +1,118 @@
+"""Text to tokens and back, for one model: its tokenizer and chat template, without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer, decoders
+
+from tpserve.errors import ModelError, RequestError
+from tpserve.frontend.chat_template import ChatTemplate
+from tpserve.frontend.detokenize import ByteStream, StreamDecoder, TokenBytes, WindowStream
+
+__all__ = ["TextCodec"]
+
+
+class TextCodec:
+    """One model's tokenizer. Make it with :meth:`from_folder`.
+
+    Args:
+        tokenizer: the tokenizer; its truncation and padding are switched off.
+        template: the chat template, or None for a model that has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._template = template
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._table = TokenBytes(tokenizer, self._special) if is_byte_level else None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of a model's folder.
+
+        Raises:
+            ModelError: there is no tokenizer.json, or a file cannot be read.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json", "Save the model's tokenizer there in Hugging Face's fast format."
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        config = _read_json(folder / "tokenizer_config.json")
+        source = _template_source(folder, config)
+        special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        return cls(tokenizer, ChatTemplate(source, special_tokens) if source else None)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with the special tokens that the model puts around one."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **args: Any) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: objects with a role, a content and whatever else the template reads.
+            args: further variables of the template.
+
+        Raises:
+            RequestError: the model has no chat template, or the template refuses the conversation.
+        """
+        if self._template is None:
+            raise RequestError("this model has no chat template; use /v1/completions", "messages")
+        text = self._template.render(messages, args)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for one request's output; what it returns, joined, is what :meth:`decode` returns."""
+        if self._table is not None:
+            return ByteStream(self._table)
+        return WindowStream(self._tokenizer, self._special)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return found
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, else in the configuration, there alone or as the one named default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    found = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The entries such as ``bos_token``, each a text or an object with the text as its content."""
+    found = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found

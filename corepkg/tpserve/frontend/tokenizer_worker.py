@@ -1,0 +1,154 @@
+"""The tokenizer process: requests in text become requests in tokens, or are refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from msgspec.structs import replace
+
+from tpserve.api import PipeReceiver, PipeSender
+from tpserve.envelope import Opener, Sealer
+from tpserve.errors import RequestError
+from tpserve.frontend.text import TextCodec
+from tpserve.messages import (
+    Abort,
+    ChatPrompt,
+    Generate,
+    RankMessage,
+    Rejected,
+    Shutdown,
+    Tokenize,
+    TokenizerMessage,
+    decode_tokenizer,
+    encode,
+)
+from tpserve.step import EngineLimits
+
+__all__ = ["run_tokenizer"]
+
+MAX_FRAMES = 64
+MAX_BYTES = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def run_tokenizer(
+    receiver: PipeReceiver,
+    to_rank: PipeSender,
+    to_api: PipeSender,
+    codec: TextCodec,
+    limits: EngineLimits,
+    producer: int,
+) -> None:
+    """Turn requests into tokens until a Shutdown comes, which goes on to rank 0.
+
+    Args:
+        receiver: where the api process's messages come from.
+        to_rank: connected pipe to rank 0.
+        to_api: connected pipe to the api process, for refusals.
+        codec: the model's tokenizer.
+        limits: what a request must fit into.
+        producer: this process's number in envelopes.
+
+    Raises:
+        TransportError: a link failed, or a frame is damaged or missing.
+    """
+    worker = _Worker(to_rank, to_api, codec, limits, producer)
+    opener = Opener()
+    while True:
+        for frame in receiver.recv_many(MAX_FRAMES, MAX_BYTES, math.inf):
+            message = decode_tokenizer(opener.open(frame))
+            worker.handle(message)
+            if isinstance(message, Shutdown):
+                return
+
+
+class _Worker:
+    """Handles one message at a time."""
+
+    def __init__(
+        self, to_rank: PipeSender, to_api: PipeSender, codec: TextCodec, limits: EngineLimits, producer: int
+    ) -> None:
+        self._to_rank = to_rank
+        self._to_api = to_api
+        self._rank_sealer = Sealer(producer)
+        self._api_sealer = Sealer(producer)
+        self._codec = codec
+        self._limits = limits
+
+    def handle(self, message: TokenizerMessage) -> None:
+        """Pass a message on to rank 0, a request in tokens, or refuse it."""
+        if not isinstance(message, Tokenize):
+            self._forward(message)
+            return
+        try:
+            request = self._tokenize(message)
+        except RequestError as error:
+            self._reject(message, error)
+        except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            logger.exception("request %#x could not be tokenized", message.uid)
+            self._reject(message, RequestError(f"this could not be turned into tokens: {error}", _field(message)))
+        else:
+            self._forward(request)
+
+    def _tokenize(self, message: Tokenize) -> Generate:
+        prompt = message.prompt
+        if isinstance(prompt, ChatPrompt):
+            tokens = self._codec.encode_chat(prompt.messages, **prompt.template_args)
+        elif isinstance(prompt, str):
+            tokens = self._codec.encode(prompt)
+        else:
+            tokens = prompt
+        max_tokens = self._fit(tokens, message.params.max_tokens, _field(message))
+        return Generate(message.uid, tokens, replace(message.params, max_tokens=max_tokens), message.output_ids)
+
+    def _fit(self, tokens: list[int], max_tokens: int | None, field: str) -> int:
+        """Check a prompt against the limits; how many tokens may follow it."""
+        limits = self._limits
+        pool = limits.pages * limits.page_size
+        if not tokens:
+            raise RequestError("the prompt is empty", field)
+        if not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
+            raise RequestError(f"token ids must be from 0 to {limits.vocab_size - 1}", field)
+        if len(tokens) >= limits.max_context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens; the context holds {limits.max_context}, output included",
+                field,
+                "context_length_exceeded",
+            )
+        if len(tokens) >= pool:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens; the KV pool holds {pool}, output included",
+                field,
+                "kv_pool_exceeded",
+            )
+        if max_tokens is None:
+            return min(limits.max_context, pool) - len(tokens)
+        total = len(tokens) + max_tokens
+        if total > limits.max_context:
+            raise RequestError(
+                f"{len(tokens)} tokens of prompt and {max_tokens} of output exceed the context of {limits.max_context}",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        if -(-total // limits.page_size) > limits.pages:
+            raise RequestError(
+                f"{len(tokens)} tokens of prompt and {max_tokens} of output exceed the KV pool of {pool}",
+                "max_tokens",
+                "kv_pool_exceeded",
+            )
+        return max_tokens
+
+    def _forward(self, message: RankMessage) -> None:
+        self._to_rank.send(self._rank_sealer.seal(encode(message)), math.inf)
+
+    def _reject(self, message: Tokenize, error: RequestError) -> None:
+        rejected = Rejected(message.uid, error.message, error.param, error.code, error.status)
+        self._to_api.send(self._api_sealer.seal(encode(rejected)), math.inf)
+
+
+def _field(message: Tokenize) -> str:
+    return "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
