@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can repeat: each is a command that prints JSON."""
