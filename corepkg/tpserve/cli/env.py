@@ -61,7 +61,7 @@ def _machine() -> dict[str, Any]:
         "os": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "usable_cores": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(memory.total / 2**30, 1),
         "free_memory_gib": round(memory.available / 2**30, 1),
         "gpus": _gpus(),

@@ -120,7 +120,7 @@ def _description_lines(plugin: Plugin, status: Status) -> list[str]:
         *([f"hint          {status.hint}"] if status.hint else []),
     ]
     capabilities, options = _capabilities(plugin), describe_options(spec.options)
-    width = max(12, *(len(name) for name in capabilities), *(len(option.name) for option in options)) + 2
+    width = 2 + max([12, *map(len, capabilities), *(len(option.name) for option in options)])
     if capabilities:
         lines += ["", "capabilities"]
         lines += [f"  {name:<{width}}{_plain(value)}" for name, value in capabilities.items()]

@@ -1,0 +1,156 @@
+"""The command line as people meet it: help, mistakes, and broken packages that harm nobody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tpserve.cli.main import COMMANDS
+
+HEAVY = ["torch", "zmq", "pynng", "fastapi", "starlette", "transformers", "rich", "yaml"]
+
+
+def test_help_lists_every_command_with_its_summary(run_cli: Any) -> None:
+    done = run_cli("--help")
+
+    assert done.returncode == 0
+    for name, summary in COMMANDS.items():
+        assert f"{name} " in done.stdout
+        assert summary in done.stdout
+
+
+def test_help_loads_no_heavy_library() -> None:
+    code = f"""
+import sys
+from tpserve.cli.main import main
+sys.argv = ["tpserve", "--help"]
+try:
+    main()
+except SystemExit:
+    print("loaded:", [name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip().endswith("loaded: []")
+
+
+def test_the_version_is_printed(run_cli: Any) -> None:
+    assert run_cli("--version").stdout.startswith("tpserve 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plugns"], "Did you mean 'plugins'?"),
+        (["plugins", "list", "--kind", "polcy"], "hint: did you mean 'policy'?"),
+        (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: did you mean 'transport.zmq'?"),
+        (["plugins", "show", "policy.fcsf"], "hint: did you mean 'policy.fcfs'?"),
+        (["plugins", "show", "nothing"], "hint: plugins are KIND.NAME: transport.inproc, "),
+    ],
+)
+def test_a_mistake_ends_with_exit_code_2_and_a_hint(run_cli: Any, arguments: list[str], says: str) -> None:
+    done = run_cli(*arguments)
+
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def bad_site(site: Any) -> Any:
+    """Every way in which a third party's package can be wrong, at once."""
+    raising = {"bad/__init__.py": "", "bad/raising.py": "TPSERVE_API = 1\nraise RuntimeError('no luck')\n"}
+    newer = {"bad/newer.py": "TPSERVE_API = 99\nfrom tpserve.api import Unheard\n"}
+    site.add("bad", {"policy.raising": "bad.raising", "policy.newer": "bad.newer"}, raising | newer)
+    site.add("twin-a", {"sync.twin": "a.plugin"})
+    site.add("twin-b", {"sync.twin": "b.plugin"})
+    site.add("stray", {"nonsense.x": "a.plugin", "nameless": "a.plugin"})
+    return site
+
+
+def test_the_list_names_what_is_wrong_with_each(run_cli: Any, bad_site: Any) -> None:
+    done = run_cli("plugins", "list", "--json")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    rows = {(row["kind"], row["name"], row["distribution"]): row for row in json.loads(done.stdout)}
+    assert rows["policy", "raising", "bad"]["status"] == "broken"
+    assert rows["policy", "raising", "bad"]["reason"] == "bad.raising: RuntimeError: no luck"
+    assert rows["policy", "newer", "bad"]["status"] == "incompatible"
+    assert rows["policy", "newer", "bad"]["api"] == 99
+    assert {rows["sync", "twin", twin]["status"] for twin in ("twin-a", "twin-b")} == {"conflict"}
+    assert "twin-a 1.0 and by twin-b 1.0" in rows["sync", "twin", "twin-a"]["reason"]
+    assert rows["nonsense", "x", "stray"]["status"] == "broken"
+    assert rows["nameless", "", "stray"]["status"] == "broken"
+    assert rows["policy", "fcfs", "tpserve"]["status"] == "available"
+    assert rows["transport", "zmq", "tpserve-transport-zmq"]["api"] == 1
+
+
+def test_the_table_has_a_line_for_each(run_cli: Any, bad_site: Any) -> None:
+    lines = run_cli("plugins", "list", "--kind", "policy").stdout.splitlines()
+
+    assert lines[0].split() == ["kind", "name", "distribution", "version", "api", "status", "reason"]
+    assert [line.split()[1] for line in lines[1:]] == ["fcfs", "newer", "raising"]
+    assert lines[3].endswith("broken        bad.raising: RuntimeError: no luck")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "show", "policy.fcfs"], ["env"]])
+def test_other_commands_work_beside_broken_packages(run_cli: Any, bad_site: Any, arguments: list[str]) -> None:
+    done = run_cli(*arguments)
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("plugin", "says"),
+    [
+        ("policy.raising", "error: policy.raising is broken: bad.raising: RuntimeError: no luck\nhint: reinstall"),
+        ("policy.newer", "error: policy.newer is incompatible: written for plugin API 99"),
+        ("sync.twin", "error: sync.twin is ambiguous: provided by twin-a 1.0 and by twin-b 1.0\nhint: uninstall"),
+        ("nonsense.x", "error: nonsense.x is broken: there is no kind 'nonsense'"),
+    ],
+)
+def test_asking_for_a_broken_plugin_says_why(run_cli: Any, bad_site: Any, plugin: str, says: str) -> None:
+    done = run_cli("plugins", "show", plugin)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(says)
+    assert "Traceback" not in done.stderr
+
+
+def test_show_describes_options_and_capabilities(run_cli: Any) -> None:
+    shown = run_cli("plugins", "show", "transport.nng").stdout
+    data = json.loads(run_cli("plugins", "show", "transport.nng", "--json").stdout)
+
+    assert "--transport nng" in shown
+    assert f"-o transport.{data['options'][0]['name']}=" in shown
+    assert data["capabilities"]["fanout"] is True
+    assert data["requires"] == ["pynng>=0.9"]
+    assert all(option["doc"] and option["type"] for option in data["options"])
+
+
+def test_kernels_that_do_not_exist_yet_are_unavailable(run_cli: Any) -> None:
+    rows = json.loads(run_cli("plugins", "list", "--json", "--kind", "attention").stdout)
+    states = {row["name"]: (row["status"], row["reason"]) for row in rows}
+
+    assert states["torch"] == ("available", "")
+    for name in ("triton", "flashinfer"):
+        assert states[name] == ("unavailable", f"this version of tpserve-attn-{name} has no kernels yet")
+
+
+def test_env_describes_machine_versions_and_plugins(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSERVE_PRT", "1")
+    report = json.loads(run_cli("env", "--json").stdout)
+
+    assert report["machine"]["cores"] >= 1
+    assert report["machine"]["memory_gib"] > 0
+    assert report["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert report["versions"]["tpserve"]
+    assert report["warnings"] == ["TPSERVE_PRT sets nothing; did you mean TPSERVE_PORT?"]
+    assert any(row["name"] == "zmq" for row in report["plugins"])
+    assert "TPSERVE_PRT" in run_cli("env").stdout

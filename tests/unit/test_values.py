@@ -1,0 +1,73 @@
+"""Values that people write are converted, or refused in words they know."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import pytest
+from msgspec import Meta
+
+from tpserve.values import closest, convert, describe_type, did_you_mean
+
+
+@pytest.mark.parametrize(
+    ("value", "type_", "expected"),
+    [
+        ("12", int, 12),
+        ("0.5", float, 0.5),
+        ("inf", float, math.inf),
+        ("yes", bool, True),
+        ("off", bool, False),
+        ("12", str, "12"),
+        ("null", int | None, None),
+        ("[1, 2]", list[int], [1, 2]),
+        ("{a: 1}", dict[str, int], {"a": 1}),
+        (3, float, 3.0),
+    ],
+)
+def test_text_becomes_the_type(value: Any, type_: Any, expected: Any) -> None:
+    found = convert(value, type_)
+
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "type_", "says"),
+    [
+        ("x", int, "expected an integer, found 'x'"),
+        ("300", Annotated[int, Meta(ge=1, le=256)], "expected an integer from 1 to 256, found '300'"),
+        ("nan", float, "expected a number, found 'nan'"),
+        ("[", list[int], r"expected a list \(each an integer\), found '\['"),
+        (5, str, "expected text, found 5"),
+        ("c", Literal["a", "b"], "expected one of a, b, found 'c'"),
+    ],
+)
+def test_what_does_not_fit_is_said(value: Any, type_: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        convert(value, type_)
+
+
+@pytest.mark.parametrize(
+    ("type_", "words"),
+    [
+        (Annotated[int, Meta(ge=0)], "an integer of at least 0"),
+        (Annotated[float, Meta(gt=0, le=1)], "a number above 0 to 1"),
+        (Annotated[float, Meta(gt=0)], "a number above 0"),
+        (int | None, "an integer or null"),
+        (tuple[str, ...], "a list (each text)"),
+        (dict[str, int], "a mapping"),
+        (bool, "true or false"),
+    ],
+)
+def test_types_in_words(type_: Any, words: str) -> None:
+    assert describe_type(type_) == words
+
+
+def test_hints_name_what_was_meant_and_what_there_is() -> None:
+    assert did_you_mean("polcy", ["policy", "sync"]) == "did you mean 'policy'? known: policy, sync"
+    assert did_you_mean("zzz", ["policy"], what="kinds") == "kinds: policy"
+    assert did_you_mean("x", []) == "known: none"
+    assert did_you_mean("word01", [f"word{i}" for i in range(20)]).count("word") == 1
+    assert closest("zzz", ["policy"]) is None
