@@ -1,0 +1,127 @@
+"""The folder where tpserve keeps what it has made once: converted models, and hashes of large files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tpserve.errors import ModelError
+
+__all__ = ["build_once", "cache_folder", "content_hash"]
+
+
+def cache_folder() -> Path:
+    """``TPSERVE_CACHE``, or ``tpserve`` in the user's cache folder (``XDG_CACHE_HOME`` or ``~/.cache``); may not exist.
+
+    Raises:
+        ModelError: there is no home to put it in.
+    """
+    chosen = os.environ.get("TPSERVE_CACHE", "")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(shared).is_absolute():  # the XDG specification: relative paths are to be ignored
+        return Path(shared) / "tpserve"
+    try:
+        return Path.home() / ".cache" / "tpserve"
+    except RuntimeError as error:
+        raise ModelError("this user has no home folder for the cache", "Set TPSERVE_CACHE to a folder") from error
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal; remembered in the cache as long as its size and time stay the same.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    try:
+        found = path.stat()
+        seen = _Seen(str(path.resolve()), found.st_size, found.st_mtime_ns)
+        note = cache_folder() / "hashes" / f"{hashlib.sha256(seen.path.encode()).hexdigest()[:32]}.json"
+        known = _recall(note)
+        if known is not None and known.seen == seen:
+            return known.sha256
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    _remember(note, _Known(seen, sha256))
+    return sha256
+
+
+def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[], None]) -> None:
+    """Make the folder ``target`` unless it is there.
+
+    Several processes may call this at once: one builds, the others wait for it. ``target`` appears whole or not at
+    all; what a killed builder left is removed by the next one.
+
+    Args:
+        target: the folder; an existing one is complete.
+        build: fills the empty folder that it is given.
+        waiting: called when another process is building the same target.
+
+    Raises:
+        ModelError: the cache cannot be written.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_name(f"{target.name}.lock").open("w")
+    except OSError as error:
+        raise _unwritable(target.parent, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            build(partial)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class _Known(msgspec.Struct, frozen=True):
+    seen: _Seen
+    sha256: str
+
+
+def _recall(note: Path) -> _Known | None:
+    try:
+        return msgspec.json.decode(note.read_bytes(), type=_Known)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remember(note: Path, known: _Known) -> None:
+    """Keep a hash; a cache that cannot be written only costs time."""
+    fresh = note.with_name(f"{note.name}.{os.getpid()}")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(msgspec.json.encode(known))
+        fresh.replace(note)
+    except OSError:
+        return
+
+
+def _unwritable(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"cannot write the cache {folder}: {error.strerror or error}", "Set TPSERVE_CACHE to another folder"
+    )

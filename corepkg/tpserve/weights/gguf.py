@@ -1,0 +1,133 @@
+"""The head of a GGUF file: enough to know what it holds before anything heavy is started.
+
+The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little-endian files of versions 2
+and 3 are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from tpserve.errors import ModelError
+
+__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "GgufHeader", "read_header"]
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""The architectures that can be converted, as GGUF names them; Mistral's models are called llama there."""
+
+FLOAT16, BFLOAT16 = 1, 30
+"""Numbers of two tensor types."""
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+
+
+class GgufHeader(msgspec.Struct, frozen=True):
+    """What a GGUF file says about itself.
+
+    Attributes:
+        metadata: its keys and values; arrays are left out.
+        tensor_names: all tensors.
+        matrix_types: the type numbers of tensors with two or more dimensions.
+    """
+
+    metadata: dict[str, Any]
+    tensor_names: set[str]
+    matrix_types: set[int]
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture in GGUF's words."""
+        return str(self.metadata.get("general.architecture", "unknown"))
+
+    def key(self, name: str) -> Any:
+        """A value of the architecture's own keys, or None."""
+        return self.metadata.get(f"{self.architecture}.{name}")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a file's head.
+
+    Raises:
+        ModelError: the file is not GGUF, is damaged, or holds a model that cannot be converted faithfully.
+    """
+    try:
+        with path.open("rb") as file:
+            header = _read(file, path.stat().st_size)
+    except (ValueError, KeyError, struct.error) as error:
+        raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    _refuse_what_conversion_loses(path, header)
+    return header
+
+
+def _read(file: BinaryIO, size: int) -> GgufHeader:
+    magic, version = file.read(4), _scalar(file, "<I")
+    if magic != b"GGUF" or version not in (2, 3):
+        raise ValueError(f"it starts with {magic!r}, version {version}")
+    tensors, keys = _scalar(file, "<Q"), _scalar(file, "<Q")
+
+    metadata = {}
+    for _ in range(keys):
+        name = _string(file, size)
+        value = _value(file, _scalar(file, "<I"), size)
+        if value is not None:
+            metadata[name] = value
+
+    names, types = set(), set()
+    for _ in range(tensors):
+        names.add(_string(file, size))
+        dimensions = _scalar(file, "<I")
+        for _ in range(dimensions):
+            _scalar(file, "<Q")
+        kind = _scalar(file, "<I")
+        _scalar(file, "<Q")
+        if dimensions > 1:
+            types.add(kind)
+    return GgufHeader(metadata, names, types)
+
+
+def _value(file: BinaryIO, kind: int, size: int) -> Any:
+    """Read one value; an array is passed over and gives None."""
+    if kind == _STRING:
+        return _string(file, size)
+    if kind != _ARRAY:
+        return _scalar(file, _SCALARS[kind])
+    element, count = _scalar(file, "<I"), _scalar(file, "<Q")
+    if element in _SCALARS:
+        file.seek(count * struct.calcsize(_SCALARS[element]), 1)
+    else:
+        for _ in range(count):
+            _value(file, element, size)
+    return None
+
+
+def _string(file: BinaryIO, size: int) -> str:
+    length = _scalar(file, "<Q")
+    if length > size:
+        raise ValueError(f"a text of {length} bytes in a file of {size}")
+    return file.read(length).decode("utf-8", errors="replace")
+
+
+def _scalar(file: BinaryIO, layout: str) -> Any:
+    return struct.unpack(layout, file.read(struct.calcsize(layout)))[0]
+
+
+def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
+    if header.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path} holds a model of architecture {header.architecture!r}, which is not supported",
+            f"Supported in GGUF files: {', '.join(ARCHITECTURES)}",
+        )
+    if header.key("expert_count"):
+        raise ModelError(f"{path} holds a mixture of experts, which is not supported")
+    if "rope_freqs.weight" in header.tensor_names or header.key("rope.scaling.type") not in (None, "none"):
+        raise ModelError(
+            f"{path} needs scaled rotary positions, which its conversion would lose",
+            "Use the model's folder with config.json and safetensors files instead",
+        )

@@ -1,0 +1,111 @@
+"""From what a person names as a model to a folder of it on this machine.
+
+Loads no torch: a GGUF file is converted in a child process.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tpserve.errors import ModelError
+from tpserve.weights import default_model
+from tpserve.weights.cache import cache_folder, content_hash
+from tpserve.weights.convert import CONVERTER_VERSION
+from tpserve.weights.files import weight_files
+from tpserve.weights.gguf import read_header
+from tpserve.weights.hub import download
+
+__all__ = ["ModelFolder", "resolve_model"]
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_PATH_BEGINNINGS = ("/", "./", "../", "~", "\\")
+
+
+class ModelFolder(msgspec.Struct, frozen=True):
+    """A model on this machine.
+
+    Attributes:
+        path: holds config.json, safetensors files, tokenizer.json and the rest.
+        name: what to call it where nobody chose a name.
+    """
+
+    path: Path
+    name: str
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def resolve_model(model: str, *, notify: Callable[[str], None] = _say_nothing) -> ModelFolder:
+    """Find a model, converting or downloading it if need be.
+
+    Args:
+        model: empty for the embedded default model, a folder, a .gguf file, or an id on the Hugging Face hub.
+        notify: told in one line what takes long.
+
+    Raises:
+        ModelError: there is no such model, it is incomplete, or it cannot be read.
+    """
+    if not model:
+        return ModelFolder(_converted(default_model.locate(), notify), default_model.NAME)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return ModelFolder(_complete(path), path.resolve().name)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{model} is not a .gguf file", "Name a folder, a .gguf file or a hub id")
+        return ModelFolder(_converted(path, notify), path.stem)
+    if model.startswith(_PATH_BEGINNINGS) or model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
+        raise ModelError(f"{model} does not exist", "Name a folder, a .gguf file or a hub id")
+    return ModelFolder(_complete(download(model, notify)), model)
+
+
+def _complete(folder: Path) -> Path:
+    """Check that a folder has all that is needed to serve it."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder} has no {name}", "A model folder needs config.json, tokenizer.json and safetensors"
+            )
+    weight_files(folder)
+    return folder.resolve()
+
+
+def _converted(source: Path, notify: Callable[[str], None]) -> Path:
+    """The folder that was made from a GGUF file, keyed by the file's content; made now if need be."""
+    key = f"{source.stem}-{content_hash(source)[:16]}-v{CONVERTER_VERSION}"
+    folder = cache_folder() / "models" / key
+    if not folder.exists():
+        read_header(source)
+        notify(f"converting {source.name} to safetensors in {folder} (once)")
+        _run_converter(source, folder, notify)
+    return folder
+
+
+def _run_converter(source: Path, folder: Path, notify: Callable[[str], None]) -> None:
+    command = [sys.executable, "-m", "tpserve.weights.convert", "--attached", str(source), str(folder)]
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
+        )
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                notify(line.rstrip())
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+        if code != 0:
+            errors.seek(0)
+            last = (errors.read().strip() or f"exit code {code}").splitlines()[-1]
+            raise ModelError(f"{source} could not be converted: {last.removeprefix('error: ')}")
