@@ -55,12 +55,16 @@ class PageAllocator:
 
     def check(self, owners: Iterable[list[int]]) -> None:
         """Assert that every page is either free or held by exactly one of ``owners``; takes time for every page."""
-        owned = [page for pages in owners for page in pages]
-        assert len(owned) + len(self._stack) == self.total, (
-            f"{len(owned)} pages owned and {len(self._stack)} free, of {self.total}"
-        )
-        assert len(set(owned).union(self._stack)) == self.total, "a page is owned twice, or owned and free"
-        assert all(self._held[page] for page in owned), "a page is owned and not held"
+        marks, owned = bytearray(self.total), 0
+        for pages in owners:
+            owned += len(pages)
+            for page in pages:
+                marks[page] = 1
+        assert owned + len(self._stack) == self.total, f"{owned} pages owned, {len(self._stack)} free, of {self.total}"
+        assert marks == self._held, "pages are owned and not held, or held and not owned"
+        for page in self._stack:
+            marks[page] = 1
+        assert marks.count(1) == self.total, "a page is owned twice, or owned and free"
 
 
 class SlotAllocator:

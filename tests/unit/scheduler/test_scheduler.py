@@ -1,0 +1,371 @@
+"""The scheduler over a fake engine: random workloads by seed, and the cases that each rule is about."""
+
+import random
+
+import msgspec
+import pytest
+
+from tpserve.api import NoOptions, Plan, Policy, Prefill, RankError
+from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, StepOutput
+from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.replies import LocalReplies
+from tpserve.scheduler.round import Round, RoundSource
+from tpserve.scheduler.scheduler import Scheduler
+from tpserve.step import EngineLimits
+from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine, continuation
+
+MAX_ROUNDS = 5_000
+
+
+class Script(RoundSource):
+    """Gives out prepared rounds, then empty ones while there is work, then a Shutdown. Checks the pages each round."""
+
+    def __init__(self, rounds):
+        self.rounds = list(rounds)
+        self.given = []
+        self.scheduler = None
+
+    def receive(self, block):
+        assert len(self.given) < MAX_ROUNDS, "the workload never ends"
+        self.scheduler.check()
+        messages = self._next(block)
+        self.given.append(messages)
+        return Round(len(self.given) - 1, messages)
+
+    def _next(self, block):
+        while self.rounds:
+            messages = self.rounds.pop(0)
+            if messages or not block:
+                return messages
+        return [Shutdown()] if block else []
+
+    def close(self):
+        pass
+
+
+class Answers:
+    """All outputs, gathered by request."""
+
+    def __init__(self):
+        self.outputs: list[StepOutput] = []
+        self.started: list[int] = []
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+
+    def add(self, output: StepOutput):
+        assert not self.outputs or output.round > self.outputs[-1].round
+        assert output.uids or output.started
+        self.outputs.append(output)
+        self.started += [entry.uid for entry in output.started]
+        for uid, token, reason in zip(output.uids, output.tokens, output.finished, strict=True):
+            assert uid not in self.finished, f"request {uid} answered after its finish"
+            assert token == -1 or uid in self.started
+            assert token != -1 or reason
+            self.tokens.setdefault(uid, []).extend([token] * (token != -1))
+            if reason:
+                self.finished[uid] = reason
+
+
+class Chunks(Policy):
+    """Takes prompts in small pieces, the youngest first, and leaves the decoding out now and then; yet it is pure."""
+
+    def plan(self, view):
+        limits = view.limits
+        left, rows, pages, prefill = limits.tokens, limits.running - view.num_running, limits.free_pages, []
+        decode = bool(view.num_waiting % 3) or not view.num_waiting
+        left -= view.num_decoding * decode
+        for request in view.running():
+            if request.pending and left:
+                prefill.append(Prefill(request.uid, min(left, request.pending, 1 + request.length % 3)))
+                left -= prefill[-1].tokens
+        for request in reversed(list(view.waiting())):
+            rows, pages = rows - 1, pages - limits.pages(request.reserve)
+            if rows < 0 or pages < 0 or not left:
+                break
+            prefill.append(Prefill(request.uid, min(left, request.tokens, 2)))
+            left -= prefill[-1].tokens
+        return Plan(tuple(prefill), decode or not prefill)
+
+
+def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, max_running=8, max_step_tokens=64, shutdowns=1, engine=None):
+    answers, log, source = Answers(), DecisionLog(0), Script(rounds)
+    scheduler = Scheduler(
+        source,
+        LocalReplies(answers.add),
+        engine or FakeEngine(limits),
+        policy(NoOptions()),
+        log,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        shutdowns=shutdowns,
+    )
+    source.scheduler = scheduler
+    scheduler.run()
+    scheduler.check()
+    return answers, log, source.given
+
+
+def request(uid, prompt=(5, 6, 7), max_tokens=5, output_ids=(), **params):
+    sampling = {"temperature": 0.0, "seed": uid, "ignore_eos": True, **params}
+    return Generate(uid, list(prompt), SamplingParams(max_tokens=max_tokens, **sampling), list(output_ids))
+
+
+def expected(message: Generate, limits: EngineLimits) -> tuple[list[int], str]:
+    """What a request gets that nobody aborts."""
+    params, prompt = message.params, message.prompt_ids + message.output_ids
+    limit = min(len(message.prompt_ids) + params.max_tokens, limits.max_context)
+    drawn = continuation(prompt, params, limit - len(prompt), limits)
+    for index, token in enumerate(drawn):
+        if token in limits.eos_ids and not params.ignore_eos:
+            return drawn[: index + 1], "stop"
+    return drawn, "length"
+
+
+class Workload:
+    """Random requests, aborts and limits; everything follows from the seed."""
+
+    def __init__(self, seed: int, aborts: bool = True):
+        draw = random.Random(seed)
+        page_size = draw.choice([1, 3, 4, 16])
+        self.limits = EngineLimits(
+            pages=-(-48 // page_size) + draw.randrange(60 // page_size + 1),
+            page_size=page_size,
+            slots=draw.randint(1, 9),
+            max_context=40,
+            vocab_size=draw.choice([10, 50, 1000]),
+            eos_ids=draw.choice([(), (1,), (1, 2)]),
+        )
+        self.max_running = draw.randint(1, 12)
+        self.max_step_tokens = draw.choice([1, 7, 30, 200])
+        self.requests = [self._request(uid, draw) for uid in range(draw.randint(1, 30))]
+        last = draw.choice([1, 5, 80])
+        self.rounds = [[] for _ in range(last + 20)]
+        self.aborted: set[int] = set()
+        for message in self.requests:
+            self.rounds[draw.randrange(last)].append(message)
+        if aborts:
+            for message in self.requests:
+                if draw.random() < 0.4:
+                    self.aborted.add(message.uid)
+                    self.rounds[draw.randrange(last + 20)].insert(0, Abort(message.uid))
+
+    def _request(self, uid, draw):
+        prompt = [draw.randrange(self.limits.vocab_size) for _ in range(draw.randint(1, 20))]
+        output = [draw.randrange(3, self.limits.vocab_size) for _ in range(draw.choice([0, 0, 0, 4]))]
+        return request(
+            uid,
+            prompt,
+            draw.choice([5, 12, 100]),
+            output,
+            temperature=draw.choice([0.0, 0.7]),
+            seed=draw.randrange(1 << 40),
+            ignore_eos=draw.random() < 0.5,
+        )
+
+    def run(self, rounds=None, **options):
+        return run(
+            self.rounds if rounds is None else rounds,
+            self.limits,
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            **options,
+        )
+
+
+@pytest.mark.parametrize("policy", [FcfsPolicy, Chunks])
+@pytest.mark.parametrize("block", range(8))
+def test_every_request_is_answered_once_and_as_if_it_were_alone(policy, block):
+    for seed in range(25 * block, 25 * block + 25):
+        workload = Workload(seed)
+        answers, _, _ = workload.run(policy=policy)
+        assert sorted(answers.finished) == [message.uid for message in workload.requests], f"seed {seed}"
+        for message in workload.requests:
+            tokens, reason = expected(message, workload.limits)
+            found = answers.tokens[message.uid], answers.finished[message.uid]
+            if message.uid in workload.aborted and found[1] == "abort":
+                assert found[0] == tokens[: len(found[0])] != tokens, f"seed {seed}, request {message.uid}"
+            else:
+                assert found == (tokens, reason), f"seed {seed}, request {message.uid}"
+
+
+def test_a_workload_has_aborts_in_every_state():
+    """The test above is worth what its workloads hold."""
+    states = set()
+    for seed in range(50):
+        workload = Workload(seed)
+        answers, _, given = workload.run()
+        place = {m.uid: index for index, messages in enumerate(given) for m in messages if isinstance(m, Generate)}
+        for index, messages in enumerate(given):
+            for message in messages:
+                if isinstance(message, Abort):
+                    uid = message.uid
+                    aborted = answers.finished[uid] == "abort"
+                    if index <= place[uid]:
+                        states.add("before" if aborted else "?")
+                    elif not aborted:
+                        states.add("finished")
+                    else:
+                        states.add("running" if uid in answers.started else "waiting")
+    assert states == {"before", "waiting", "running", "finished"}
+
+
+@pytest.mark.parametrize("policy", [FcfsPolicy, Chunks])
+def test_equal_rounds_give_equal_decisions(policy):
+    for seed in range(40):
+        workload = Workload(seed)
+        answers, log, given = workload.run(policy=policy)
+        again, log_again, _ = workload.run(given[:-1], policy=policy)
+        assert log.latest == log_again.latest != (-1, 0)
+        assert answers.outputs == again.outputs
+
+
+def test_another_order_gives_another_digest():
+    _, log, _ = run([[request(1), request(2)]])
+    _, other, _ = run([[request(2), request(1)]])
+    assert log.latest[0] == other.latest[0]
+    assert log.latest[1] != other.latest[1]
+
+
+def test_how_messages_fall_into_rounds_changes_no_answer():
+    for seed in range(40):
+        workload = Workload(seed, aborts=False)
+        answers, _, _ = workload.run()
+        together, _, _ = workload.run([[m for messages in workload.rounds for m in messages]])
+        assert (answers.tokens, answers.finished) == (together.tokens, together.finished)
+
+
+def test_first_come_is_first_served():
+    for seed in range(40):
+        workload = Workload(seed, aborts=False)
+        answers, _, _ = workload.run()
+        arrived = [m.uid for messages in workload.rounds for m in messages if isinstance(m, Generate)]
+        assert answers.started == [uid for uid in arrived if uid in answers.started]
+
+
+def test_a_short_request_does_not_wait_for_a_long_one():
+    answers, _, _ = run([[request(1, max_tokens=50)], [], [], [request(2, max_tokens=2)]])
+    assert list(answers.finished) == [2, 1]
+    assert any(output.uids == [2, 1] for output in answers.outputs)
+
+
+def test_no_more_run_together_than_may():
+    answers, _, _ = run([[request(uid) for uid in range(6)]], max_running=2)
+    assert max(len(output.uids) for output in answers.outputs) == 2
+    assert len(answers.finished) == 6
+
+
+def test_a_prompt_longer_than_a_step_runs_alone():
+    answers, _, _ = run([[request(1)], [request(2, [4] * 30), request(3)]], max_step_tokens=10)
+    assert [2] in [output.uids for output in answers.outputs]
+    assert [len(answers.tokens[uid]) for uid in (1, 2, 3)] == [5, 5, 5]
+
+
+def test_a_started_request_is_announced_with_its_first_token():
+    answers, _, _ = run([[request(1, [4] * 9, output_ids=[8, 9])]])
+    first = answers.outputs[0]
+    assert [(s.uid, s.prompt_tokens, s.cached_tokens) for s in first.started] == [(1, 9, 0)]
+    assert first.uids == [1]
+    assert all(not output.started for output in answers.outputs[1:])
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (request(1, []), "error"),
+        (request(1, [4] * 65), "error"),
+        (request(1, [4] * 64), "length"),
+        (request(1, max_tokens=0), "length"),
+        (request(1, max_tokens=2, output_ids=[5, 5]), "length"),
+        (request(1, [4] * 30, max_tokens=12), "error"),
+    ],
+    ids=["empty", "too long", "full context", "no tokens wanted", "resumed at its end", "larger than the pool"],
+)
+def test_what_cannot_run_is_answered_and_the_next_is_served(message, reason):
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    answers, _, _ = run([[message, request(2)]], limits)
+    assert answers.finished == {1: reason, 2: "length"}
+    assert answers.tokens[1] == []
+    assert answers.started == [2]
+
+
+def test_a_request_may_fill_the_pool_to_the_last_page():
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    answers, _, _ = run([[request(1, [4] * 30, max_tokens=11)]], limits)
+    assert len(answers.tokens[1]) == 11
+
+
+def test_a_request_ends_where_its_context_ends():
+    answers, _, _ = run([[request(1, [4] * 60, max_tokens=50)]])
+    assert (len(answers.tokens[1]), answers.finished[1]) == (4, "length")
+
+
+def test_a_resumed_request_goes_on_as_it_would_have():
+    whole = request(1, max_tokens=20, temperature=1.0)
+    tokens, _ = expected(whole, SMALL_LIMITS)
+    answers, _, _ = run([[whole, request(2, max_tokens=20, temperature=1.0, seed=1, output_ids=tokens[:8])]])
+    assert answers.tokens == {1: tokens, 2: tokens[8:]}
+
+
+def test_an_abort_that_comes_first_is_remembered_once():
+    answers, _, _ = run([[Abort(1)], [request(1), request(2)]])
+    assert answers.finished == {1: "abort", 2: "length"}
+    assert answers.started == [2]
+    answers, _, _ = run([[Abort(1)], [request(1)]])
+    assert answers.outputs[0].tokens == [-1]
+
+
+def test_an_abort_in_the_round_of_its_request():
+    answers, _, _ = run([[request(1), Abort(1), request(2)]])
+    assert answers.finished == {1: "abort", 2: "length"}
+
+
+def test_a_uid_that_is_taken_stops_the_rank():
+    with pytest.raises(RankError, match="rank 0, round 1: expected a new uid, found 7, which is taken"):
+        run([[request(7)], [request(7)]])
+
+
+def test_shutdown_ends_everything_in_its_round():
+    answers, log, _ = run([[request(1)], [], [Shutdown(), request(2)]], max_running=1)
+    assert answers.finished == {1: "abort", 2: "abort"}
+    assert log.latest[0] == answers.outputs[-1].round == 2
+
+
+def test_each_tokenizer_says_shutdown():
+    answers, _, _ = run([[Shutdown(), request(1)], [], [Shutdown()]], shutdowns=2)
+    assert answers.finished == {1: "abort"}
+    assert len(answers.tokens[1]) == 2
+
+
+def plans(*prefill, decode=True):
+    class Fixed(Policy):
+        def plan(self, view):
+            return Plan(prefill, decode) if view.num_waiting else Plan()
+
+    return Fixed
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (plans(Prefill(9, 3)), "living requests, each once, found request 9"),
+        (plans(Prefill(3, 3), Prefill(3, 3)), "living requests, each once, found request 3"),
+        (plans(Prefill(3, 4)), "1 to 3 tokens of request 3, found 4"),
+        (plans(Prefill(3, 0)), "1 to 3 tokens of request 3, found 0"),
+        (plans(Prefill(3, 3), Prefill(4, 3), Prefill(5, 3)), "at most 2 running requests, found 3"),
+        (plans(Prefill(6, 1), Prefill(3, 1)), "at most 14 pages, found 15"),
+        (plans(Prefill(6, 9), Prefill(4, 2)), "at most 10 tokens, found 11"),
+        (plans(), "something to compute for 4 requests, found nothing"),
+    ],
+)
+def test_a_policy_that_breaks_its_limits_is_named(policy, message):
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=14)
+    requests = [request(3, max_tokens=8), request(4), request(5), request(6, [4] * 9, max_tokens=40)]
+    with pytest.raises(RankError, match=rf"rank 0, round 0: expected policy plans\.<locals>\.Fixed to plan {message}"):
+        run([requests], limits, policy, max_running=2, max_step_tokens=10)
+
+
+def test_an_idle_rank_decides_nothing():
+    _, log, given = run([[Abort(3)]])
+    assert given == [[Abort(3)], [Shutdown()]]
+    assert log.latest[0] == 1
