@@ -77,7 +77,7 @@ def load_settings(
     if not config.heartbeat < config.watchdog:
         raise ConfigError(
             f"heartbeat is {config.heartbeat:g} s and watchdog {config.watchdog:g} s",
-            "an idle leader must show life before followers give up: choose a heartbeat below the watchdog",
+            "An idle leader must show life before followers give up: choose a heartbeat below the watchdog",
         )
     return config
 
@@ -122,7 +122,7 @@ def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: C
     for text in option_flags:
         key, separator, value = text.partition("=")
         if not separator:
-            raise ConfigError(f"-o {text}: no value", "write -o kind.field=value, as in -o transport.send_buffer=8192")
+            raise ConfigError(f"-o {text}: no value", "Write -o kind.field=value, as in -o transport.send_buffer=8192")
         _put_option(options, key.strip(), value, f"-o {text}")
     for key, value in cli.get("options", {}).items():
         _put_option(options, key, value, f"{label('options')}: {key}")
@@ -183,14 +183,14 @@ def _put_option(options: OptionTable, key: str, value: Any, source: str) -> None
     """Add ``kind.field``, ``kind.name.field``, or a mapping of fields at ``kind`` or ``kind.name``."""
     parts = key.split(".")
     if parts[0] not in KINDS:
-        raise ConfigError(f"{source}: there is no kind {parts[0]!r}", did_you_mean(parts[0], KINDS, what="kinds"))
+        raise ConfigError(f"{source}: there is no kind {parts[0]!r}", did_you_mean(parts[0], KINDS, what="Kinds"))
     if isinstance(value, dict) and len(parts) <= 2:
         for field, inner in value.items():
             _put_option(options, f"{key}.{field}", inner, source)
     elif len(parts) in (2, 3) and all(parts):
         options.setdefault(".".join(parts[:-1]), {})[parts[-1]] = value
     else:
-        raise ConfigError(f"{source}: {key!r} names no option", "write kind.field or kind.name.field")
+        raise ConfigError(f"{source}: {key!r} names no option", "Write kind.field or kind.name.field")
 
 
 def _option_of_variable(name: str) -> str | None:

@@ -39,14 +39,14 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
-def did_you_mean(word: str, known: Iterable[str], *, what: str = "known") -> str:
+def did_you_mean(word: str, known: Iterable[str], *, what: str = "Known") -> str:
     """A hint for a word that is not known: the one that was probably meant, and all that are unless they are many."""
     names = list(known)
     close = closest(word, names)
     listed = f"{what}: {', '.join(names) or 'none'}"
     if close is None:
         return listed
-    return f"did you mean {close!r}? {listed}" if len(names) <= 12 else f"did you mean {close!r}?"
+    return f"Did you mean {close!r}? {listed}" if len(names) <= 12 else f"Did you mean {close!r}?"
 
 
 def _parse_yaml(value: Any) -> Any:

@@ -66,10 +66,10 @@ def test_text_of_the_environment_becomes_the_type() -> None:
         ({"environ": {"TPSERVE_PAGE_SIZE": "512"}}, "TPSERVE_PAGE_SIZE: expected an integer from 1 to 256"),
         ({"environ": {"TPSERVE_DEVICE": "tpu"}}, "TPSERVE_DEVICE: expected one of auto, cpu, cuda, found 'tpu'"),
         ({"environ": {"TPSERVE_WATCHDOG": "nan"}}, "TPSERVE_WATCHDOG: expected a number above 0, found 'nan'"),
-        ({"cli": {"heartbeat": 30.0}}, "heartbeat is 30 s and watchdog 30 s. an idle leader must"),
-        ({"flags": ["transport.send_buffer"]}, "-o transport.send_buffer: no value. write -o kind.field=value"),
-        ({"flags": ["transprot.x=1"]}, "-o transprot.x=1: there is no kind 'transprot'. did you mean 'transport'?"),
-        ({"flags": ["transport=1"]}, "-o transport=1: 'transport' names no option. write kind.field"),
+        ({"cli": {"heartbeat": 30.0}}, "heartbeat is 30 s and watchdog 30 s. An idle leader must"),
+        ({"flags": ["transport.send_buffer"]}, "-o transport.send_buffer: no value. Write -o kind.field=value"),
+        ({"flags": ["transprot.x=1"]}, "-o transprot.x=1: there is no kind 'transprot'. Did you mean 'transport'?"),
+        ({"flags": ["transport=1"]}, "-o transport=1: 'transport' names no option. Write kind.field"),
         ({"flags": ["transport.a.b.c=1"]}, "-o transport.a.b.c=1: 'transport.a.b.c' names no option"),
         ({"flags": ["transport..x=1"]}, "-o transport..x=1: 'transport..x' names no option"),
     ],
@@ -82,11 +82,11 @@ def test_a_mistake_names_source_and_key(sources: dict[str, Any], says: str) -> N
     ("text", "says"),
     [
         ("port: -1", "server.yaml: port: expected an integer from 0 to 65535, found -1"),
-        ("max-runing: 3", "server.yaml: max_runing: there is no such setting. did you mean 'max_running'?"),
+        ("max-runing: 3", "server.yaml: max_runing: there is no such setting. Did you mean 'max_running'?"),
         ("- port", "server.yaml: expected a mapping of settings, found list"),
         ("port: [", "server.yaml: not valid YAML: while parsing"),
         ("options: 5", "server.yaml: options: expected a mapping, found 5"),
-        ("options: {polcy: {x: 1}}", "server.yaml: options.polcy: there is no kind 'polcy'. did you mean 'policy'?"),
+        ("options: {polcy: {x: 1}}", "server.yaml: options.polcy: there is no kind 'polcy'. Did you mean 'policy'?"),
     ],
 )
 def test_a_mistake_in_a_file_names_file_and_key(write: Any, text: str, says: str) -> None:

@@ -66,8 +66,8 @@ def test_types_in_words(type_: Any, words: str) -> None:
 
 
 def test_hints_name_what_was_meant_and_what_there_is() -> None:
-    assert did_you_mean("polcy", ["policy", "sync"]) == "did you mean 'policy'? known: policy, sync"
-    assert did_you_mean("zzz", ["policy"], what="kinds") == "kinds: policy"
-    assert did_you_mean("x", []) == "known: none"
+    assert did_you_mean("polcy", ["policy", "sync"]) == "Did you mean 'policy'? Known: policy, sync"
+    assert did_you_mean("zzz", ["policy"], what="Kinds") == "Kinds: policy"
+    assert did_you_mean("x", []) == "Known: none"
     assert did_you_mean("word01", [f"word{i}" for i in range(20)]).count("word") == 1
     assert closest("zzz", ["policy"]) is None

@@ -33,7 +33,7 @@ def list_plugins(
 ) -> None:
     """List every plugin with its status on this machine."""
     if kind and kind not in KINDS:
-        raise ConfigError(f"--kind: there is no kind {kind!r}", did_you_mean(kind, KINDS, what="kinds"))
+        raise ConfigError(f"--kind: there is no kind {kind!r}", did_you_mean(kind, KINDS, what="Kinds"))
     registry = Registry.discover()
     rows = plugin_rows(registry, registry.entries(kind or None))
     if as_json:
@@ -79,7 +79,7 @@ def _find(registry: Registry, key: str) -> Entry:
     entries = {entry.key: entry for entry in registry.entries()}
     if key not in entries:
         named = [full for full in entries if full.endswith(f".{key}")]
-        hint = f"did you mean {named[0]!r}?" if named else did_you_mean(key, entries, what="plugins are KIND.NAME")
+        hint = f"Did you mean {named[0]!r}?" if named else did_you_mean(key, entries, what="Plugins are KIND.NAME")
         raise UnknownPlugin(f"there is no plugin {key!r}", hint)
     return entries[key]
 

@@ -102,7 +102,7 @@ def _entries_of(distribution: metadata.Distribution) -> Iterator[Entry]:
     try:
         points = list(distribution.entry_points.select(group=ENTRY_POINT_GROUP))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one package's metadata, the others still count
-        problem = Status("broken", f"entry_points.txt cannot be read: {error}", f"reinstall {name}")
+        problem = Status("broken", f"entry_points.txt cannot be read: {error}", f"Reinstall {name}")
         yield Entry("?", "", "", name, version, problem)
         return
     for point in points:
@@ -114,7 +114,7 @@ def _problem(kind: str, name: str, point: metadata.EntryPoint) -> Status | None:
     if not NAME.fullmatch(name):
         return Status("broken", f"the entry point {point.name!r} is not named kind.name")
     if kind not in KINDS:
-        return Status("broken", f"there is no kind {kind!r}", did_you_mean(kind, KINDS, what="kinds"))
+        return Status("broken", f"there is no kind {kind!r}", did_you_mean(kind, KINDS, what="Kinds"))
     if not _MODULE.fullmatch(point.value):
         return Status("broken", f"the entry point {point.name!r} must name a module, found {point.value!r}")
     return None
@@ -123,5 +123,5 @@ def _problem(kind: str, name: str, point: metadata.EntryPoint) -> Status | None:
 def _mark_conflict(entry: Entry, providers: list[str]) -> Entry:
     if len(providers) < 2 or entry.problem is not None:
         return entry
-    problem = Status("conflict", f"provided by {' and by '.join(providers)}", "uninstall all but one of them")
+    problem = Status("conflict", f"provided by {' and by '.join(providers)}", "Uninstall all but one of them")
     return msgspec.structs.replace(entry, problem=problem)

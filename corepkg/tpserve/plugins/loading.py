@@ -45,7 +45,7 @@ def load_spec(entry: Entry) -> Spec:
         raise
     except (Exception, SystemExit) as error:
         reason = f"{entry.module}: {type(error).__name__}: {_one_line(error)}"
-        raise BadPlugin(Status("broken", reason, f"reinstall or upgrade {entry.distribution}")) from error
+        raise BadPlugin(Status("broken", reason, f"Reinstall or upgrade {entry.distribution}")) from error
     spec = _pick(entry, specs)
     _check_spec(spec)
     return spec
@@ -79,10 +79,10 @@ def _read_api(module: str) -> object:
 def _check_api(entry: Entry, stated: object) -> None:
     if stated is None:
         reason = f"{entry.module} states no plugin API; this tpserve has version {API_VERSION}"
-        raise BadPlugin(Status("incompatible", reason, f"its author must add TPSERVE_API = {API_VERSION}"))
+        raise BadPlugin(Status("incompatible", reason, f"Its author must add TPSERVE_API = {API_VERSION}"))
     if type(stated) is not int or stated != API_VERSION:
         reason = f"written for plugin API {stated!r}; this tpserve has version {API_VERSION}"
-        hint = f"upgrade {'tpserve' if isinstance(stated, int) and stated > API_VERSION else entry.distribution}"
+        hint = f"Upgrade {'tpserve' if isinstance(stated, int) and stated > API_VERSION else entry.distribution}"
         raise BadPlugin(Status("incompatible", reason, hint))
 
 

@@ -63,7 +63,7 @@ class Plugin(msgspec.Struct, frozen=True):
         typed: dict[str, Any] = {}
         for name, value in values.items():
             if name not in fields:
-                hint = did_you_mean(name, fields, what="its options")
+                hint = did_you_mean(name, fields, what="Its options")
                 raise ConfigError(f"{self.entry.key} has no option {name!r}", hint)
             try:
                 typed[name] = convert(value, fields[name].type)
@@ -93,7 +93,7 @@ class Plugin(msgspec.Struct, frozen=True):
         if not (isinstance(found, type) and issubclass(found, base)):
             raise PluginError(
                 f"{self.entry.key}: {self.spec.factory} must be a subclass of tpserve.api.{base.__name__}",
-                f"that is a fault of {self.entry.distribution} {self.entry.version}",
+                f"That is a fault of {self.entry.distribution} {self.entry.version}",
             )
         return found
 
@@ -178,4 +178,4 @@ class Registry:
             if entry.name == name:
                 return entry
         names = sorted({entry.name for entry in self.entries(kind) if entry.problem is None})
-        raise UnknownPlugin(f"there is no {kind} plugin named {name!r}", did_you_mean(name, names, what="available"))
+        raise UnknownPlugin(f"there is no {kind} plugin named {name!r}", did_you_mean(name, names, what="Available"))

@@ -46,10 +46,10 @@ def test_the_version_is_printed(run_cli: Any) -> None:
     ("arguments", "says"),
     [
         (["plugns"], "Did you mean 'plugins'?"),
-        (["plugins", "list", "--kind", "polcy"], "hint: did you mean 'policy'?"),
-        (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: did you mean 'transport.zmq'?"),
-        (["plugins", "show", "policy.fcsf"], "hint: did you mean 'policy.fcfs'?"),
-        (["plugins", "show", "nothing"], "hint: plugins are KIND.NAME: transport.inproc, "),
+        (["plugins", "list", "--kind", "polcy"], "hint: Did you mean 'policy'?"),
+        (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: Did you mean 'transport.zmq'?"),
+        (["plugins", "show", "policy.fcsf"], "hint: Did you mean 'policy.fcfs'?"),
+        (["plugins", "show", "nothing"], "hint: Plugins are KIND.NAME: transport.inproc, "),
     ],
 )
 def test_a_mistake_ends_with_exit_code_2_and_a_hint(run_cli: Any, arguments: list[str], says: str) -> None:
@@ -109,9 +109,9 @@ def test_other_commands_work_beside_broken_packages(run_cli: Any, bad_site: Any,
 @pytest.mark.parametrize(
     ("plugin", "says"),
     [
-        ("policy.raising", "error: policy.raising is broken: bad.raising: RuntimeError: no luck\nhint: reinstall"),
+        ("policy.raising", "error: policy.raising is broken: bad.raising: RuntimeError: no luck\nhint: Reinstall"),
         ("policy.newer", "error: policy.newer is incompatible: written for plugin API 99"),
-        ("sync.twin", "error: sync.twin is ambiguous: provided by twin-a 1.0 and by twin-b 1.0\nhint: uninstall"),
+        ("sync.twin", "error: sync.twin is ambiguous: provided by twin-a 1.0 and by twin-b 1.0\nhint: Uninstall"),
         ("nonsense.x", "error: nonsense.x is broken: there is no kind 'nonsense'"),
     ],
 )

@@ -65,7 +65,7 @@ def test_an_unknown_kind_is_broken_and_lists_those_that_exist(site: Any) -> None
 
     assert entry.problem is not None
     assert entry.problem.reason == "there is no kind 'polcy'"
-    assert "did you mean 'policy'?" in entry.problem.hint
+    assert "Did you mean 'policy'?" in entry.problem.hint
 
 
 def test_a_name_without_a_kind_or_of_a_bad_form_is_broken(site: Any) -> None:

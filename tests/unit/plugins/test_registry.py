@@ -109,7 +109,7 @@ def test_options_keep_their_defaults(good: Plugin) -> None:
         ({"size": "big"}, "option policy.good.size: expected an integer of at least 1, found 'big'"),
         ({"size": 0}, "option policy.good.size: expected an integer of at least 1, found 0"),
         ({"sizes": "1"}, "option policy.good.sizes: expected a list (each an integer), found '1'"),
-        ({"sise": 1}, "policy.good has no option 'sise'. did you mean 'size'? its options: size, share, label"),
+        ({"sise": 1}, "policy.good has no option 'sise'. Did you mean 'size'? Its options: size, share, label"),
         ({"eager": True, "size": 101}, "options of policy.good: eager needs a size of at most 100"),
     ],
 )
@@ -123,7 +123,7 @@ def test_an_unknown_name_lists_those_that_exist(registry: Registry) -> None:
     with pytest.raises(UnknownPlugin) as caught:
         registry.load("policy", "fcsf")
     assert caught.value.message == "there is no policy plugin named 'fcsf'"
-    assert caught.value.hint.startswith("did you mean 'fcfs'? available: ")
+    assert caught.value.hint.startswith("Did you mean 'fcfs'? Available: ")
     assert "heavy" in caught.value.hint
 
 
