@@ -1,0 +1,1 @@
+"""From settings to running processes: the supervisor, its children, and the composition of one rank."""

@@ -1,0 +1,131 @@
+"""Where each rank runs: its device, its cores and how many threads it computes with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from tpserve.config import AUTO, ServeConfig
+from tpserve.errors import ConfigError
+
+__all__ = ["Place", "parse_cpus", "place_ranks"]
+
+TOPOLOGY = Path("/sys/devices/system")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one rank runs.
+
+    Attributes:
+        device: a torch device: ``cpu``, ``cuda:2``.
+        threads: compute threads on the CPU; equal on all ranks, as their results must be.
+        cpus: the cores that it is held to; empty: all.
+    """
+
+    device: str
+    threads: int
+    cpus: list[int]
+
+
+class Core(msgspec.Struct, frozen=True, order=True):
+    """A logical CPU; cores sort by NUMA node, then by physical core."""
+
+    node: int
+    physical: tuple[int, int]
+    cpu: int
+
+
+def place_ranks(config: ServeConfig, device: str, cores: list[Core] | None = None) -> list[Place]:
+    """Place all ranks of a server on this machine.
+
+    Neighbouring ranks get neighbouring cores, so the ranks of one NUMA node stay there.
+
+    Args:
+        config: tp, threads, cpu_affinity, base_device and device_step count.
+        device: ``cpu`` or ``cuda``.
+        cores: what this process may run on; looked up unless given.
+
+    Raises:
+        ConfigError: ``cpu_affinity`` is not understood, or names cores that this process may not use.
+    """
+    cores = sorted(cores or usable_cores())
+    shares = _shares(config, cores)
+    threads = config.threads or min(_physical(share or cores, 1 if share else config.tp) for share in shares)
+    return [
+        Place(
+            device if device == "cpu" else f"{device}:{config.base_device + rank * config.device_step}",
+            threads,
+            sorted(core.cpu for core in share),
+        )
+        for rank, share in enumerate(shares)
+    ]
+
+
+def usable_cores() -> list[Core]:
+    """The logical CPUs that this process may run on."""
+    nodes = {cpu: node for node, cpus in _numa_nodes() for cpu in cpus}
+    return [Core(nodes.get(cpu, 0), _physical_id(cpu), cpu) for cpu in os.sched_getaffinity(0)]
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Read a list of cores as Linux writes it: ``0-3,8``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    cpus: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _shares(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
+    """The cores of each rank; empty lists leave ranks where the system puts them."""
+    if config.cpu_affinity not in (AUTO, "none"):
+        return _listed(config, cores)
+    if config.cpu_affinity == "none" or config.tp == 1 or config.tp > len({core.physical for core in cores}):
+        return [[] for _ in range(config.tp)]
+    physical = sorted({(core.node, core.physical) for core in cores})
+    bounds = [rank * len(physical) // config.tp for rank in range(config.tp + 1)]
+    return [
+        [core for core in cores if (core.node, core.physical) in physical[bounds[rank] : bounds[rank + 1]]]
+        for rank in range(config.tp)
+    ]
+
+
+def _listed(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
+    lists = config.cpu_affinity.split(";")
+    form = "Write auto, none, or one list a rank: 0-3;4-7"
+    if len(lists) != config.tp:
+        raise ConfigError(f"cpu_affinity has {len(lists)} lists of cores for {config.tp} ranks", form)
+    by_number = {core.cpu: core for core in cores}
+    try:
+        return [[by_number[cpu] for cpu in parse_cpus(text)] for text in lists]
+    except ValueError:
+        raise ConfigError(f"cpu_affinity is {config.cpu_affinity!r}", form) from None
+    except KeyError as error:
+        raise ConfigError(f"cpu_affinity: this process may not run on core {error}", form) from None
+
+
+def _physical(cores: list[Core], sharers: int) -> int:
+    return max(1, len({core.physical for core in cores}) // sharers)
+
+
+def _numa_nodes() -> list[tuple[int, list[int]]]:
+    return [
+        (int(path.parent.name.removeprefix("node")), parse_cpus(text))
+        for path in sorted(TOPOLOGY.glob("node/node*/cpulist"))
+        if (text := path.read_text().strip())
+    ]
+
+
+def _physical_id(cpu: int) -> tuple[int, int]:
+    """Package and core; a CPU of its own where the system does not say."""
+    topology = TOPOLOGY / f"cpu/cpu{cpu}/topology"
+    try:
+        return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text())
+    except (OSError, ValueError):
+        return -1, cpu

@@ -1,0 +1,211 @@
+"""What a server is made of: each part chosen, checked against what it must do, and the reason why.
+
+Everything is decided before a process starts or a weight is read, so what cannot work is refused in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tpserve.api import Spec
+from tpserve.config import AUTO, ServeConfig
+from tpserve.distributed.partition import Partition
+from tpserve.errors import PluginError, UnavailablePlugin, UnsupportedByPlugin
+from tpserve.launch.affinity import Place, place_ranks
+from tpserve.launch.checks import anything, check_attention, check_comm, check_fanout, check_ops, check_pipes
+from tpserve.launch.devices import Accelerators, Device, choose_device
+from tpserve.models.config import ModelConfig
+from tpserve.plugins.registry import Registry
+from tpserve.settings import kind_flag, plugin_options
+
+__all__ = ["Composition", "Part", "load_part", "resolve"]
+
+TRANSPORTS = ("zmq", "nng")
+SYNCS = ("gloo",)
+KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
+COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}
+"""What auto takes, best first."""
+
+Check = Callable[[Spec], str | None]
+"""Says what a part lacks, or None."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A chosen plugin.
+
+    Attributes:
+        kind: its kind.
+        name: its name.
+        reason: why it was chosen, in one line.
+        provider: the distribution that it comes from, with version.
+        options: what was set about it; checked.
+    """
+
+    kind: str
+    name: str
+    reason: str
+    provider: str
+    options: dict[str, Any] = {}
+
+
+class Composition(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one server or offline engine; None where none is needed.
+
+    Attributes:
+        transport: carries the fan-out; None with one rank.
+        pipes: carries the pipes; None for an offline engine, whose messages stay in one process.
+        sync: announces rounds; None with one rank.
+        policy: decides what runs next.
+        attention: attention kernels.
+        ops: the fused steps and the sampler.
+        comm: combines tensors; None with one rank.
+        device: what is computed on.
+        dtype: name of the dtype of weights and cache.
+        dtype_reason: why that.
+        partitions: each rank's share of the model.
+        places: where each rank runs.
+    """
+
+    transport: Part | None
+    pipes: Part | None
+    sync: Part | None
+    policy: Part
+    attention: Part
+    ops: Part
+    comm: Part | None
+    device: Device
+    dtype: str
+    dtype_reason: str
+    partitions: list[Partition]
+    places: list[Place]
+
+
+def resolve(
+    config: ServeConfig, model: ModelConfig, registry: Registry, accelerators: Accelerators, *, offline: bool = False
+) -> Composition:
+    """Choose every part.
+
+    Args:
+        config: what was asked for.
+        model: the model's shape.
+        registry: the plugins there are.
+        accelerators: what there is to compute on.
+        offline: messages stay in one process, so pipes are not needed.
+
+    Raises:
+        UnsupportedByPlugin: a part that was asked for cannot do what it must.
+        UnavailablePlugin, UnknownPlugin, PluginConflict, PluginError: a part that was asked for cannot be used, or none
+            that auto knows can.
+        ConfigError: options that a part does not have, or an affinity that is not understood.
+        ModelError: the model cannot be split over so many ranks.
+        LaunchError: there are too few devices.
+    """
+    partitions = [Partition.of(model, config.tp, rank) for rank in range(config.tp)]
+    device = choose_device(config.device, config.base_device + (config.tp - 1) * config.device_step + 1, accelerators)
+    dtype, dtype_reason = _dtype(config, model, device)
+    several = config.tp > 1
+    kernels = KERNELS[device.type]
+    fits_attention = partial(check_attention, config, model, device, dtype)
+    chooser = _Chooser(registry, config)
+    transport = chooser.choose("transport", config.transport, TRANSPORTS, check_fanout) if several else None
+    return Composition(
+        transport=transport,
+        pipes=None if offline else _pipes(chooser, config, transport),
+        sync=chooser.choose("sync", config.sync, SYNCS, anything) if several else None,
+        policy=chooser.choose("policy", config.policy, (), anything),
+        attention=chooser.choose("attention", config.attn, kernels, fits_attention),
+        ops=chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype)),
+        comm=chooser.choose("comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
+        if several
+        else None,
+        device=device,
+        dtype=dtype,
+        dtype_reason=dtype_reason,
+        partitions=partitions,
+        places=place_ranks(config, device.type),
+    )
+
+
+def load_part(part: Part) -> Callable[..., Any]:
+    """Import a part's class and bind its options; call the result with what its constructor takes besides.
+
+    Raises:
+        UnavailablePlugin: its module cannot be imported.
+    """
+    plugin = Registry.discover().load(part.kind, part.name, probe=False)
+    factory: Callable[..., Any] = plugin.factory()
+    return partial(factory, plugin.make_options(part.options))
+
+
+class _Chooser:
+    """Chooses among the plugins there are."""
+
+    def __init__(self, registry: Registry, config: ServeConfig) -> None:
+        self._registry = registry
+        self._config = config
+
+    def choose(self, kind: str, wanted: str, candidates: Sequence[str], check: Check, *, general: bool = True) -> Part:
+        """Take the part that is wanted, or for ``auto`` the first candidate that is available and passes the check.
+
+        Args:
+            kind: its kind.
+            wanted: its name, or ``auto``.
+            candidates: what ``auto`` may take, best first.
+            check: what it must be able to do.
+            general: options set for the kind as a whole are meant for it.
+        """
+        if wanted != AUTO:
+            return self._take(kind, wanted, check, general)
+        passed: list[str] = []
+        for name in candidates:
+            try:
+                part = self._take(kind, name, check, general)
+            except PluginError as error:
+                passed.append(error.message)
+            else:
+                return msgspec.structs.replace(part, reason=_auto_reason(candidates, passed))
+        raise UnavailablePlugin(f"no {kind} can be used: {'; '.join(passed)}", f"{kind}s: {', '.join(candidates)}")
+
+    def _take(self, kind: str, name: str, check: Check, general: bool) -> Part:
+        plugin = self._registry.load(kind, name)
+        problem = check(plugin.spec)
+        if problem:
+            raise UnsupportedByPlugin(f"{kind}.{name} {problem}", f"{kind_flag(kind)} auto takes one that can")
+        options = plugin_options(self._config.options, kind, name, general=general)
+        plugin.make_options(options)
+        return Part(kind, name, "asked for", f"{plugin.entry.distribution} {plugin.entry.version}", options)
+
+
+def _pipes(chooser: _Chooser, config: ServeConfig, transport: Part | None) -> Part:
+    """Pipes of the transport if it has some, else of another."""
+    if config.pipe_transport not in (AUTO, config.transport):
+        return chooser.choose("transport", config.pipe_transport, (), check_pipes, general=False)
+    wanted = transport.name if transport else config.transport
+    try:
+        part = chooser.choose("transport", wanted, TRANSPORTS, check_pipes)
+    except UnsupportedByPlugin as error:
+        if config.pipe_transport != AUTO:
+            raise
+        part = chooser.choose("transport", AUTO, TRANSPORTS, check_pipes, general=False)
+        return msgspec.structs.replace(part, reason=f"{part.reason}; {error.message}")
+    return msgspec.structs.replace(part, reason="as the transport") if transport else part
+
+
+def _auto_reason(candidates: Sequence[str], passed: Sequence[str]) -> str:
+    if passed:
+        return f"auto: {'; '.join(passed)}"
+    return "auto: the first of " + ", ".join(candidates) if len(candidates) > 1 else "auto: the only choice here"
+
+
+def _dtype(config: ServeConfig, model: ModelConfig, device: Device) -> tuple[str, str]:
+    if config.dtype != AUTO:
+        return config.dtype, "asked for"
+    if device.type == "cuda":
+        return "bfloat16", "auto: on CUDA"
+    if model.dtype == "float16":
+        return "float32", "auto: float16 is slow and coarse on the CPU"
+    return model.dtype, "auto: as the model is stored"

@@ -1,0 +1,316 @@
+"""The supervisor: owns every process of a server, sees each death at once, and keeps the server up or takes it down.
+
+The api process keeps the HTTP socket. The tokenizers, ranks and detokenizers are the *group*: they come up together,
+and when one of them dies all of them go and the next generation starts, while the api process answers 503.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from tpserve.errors import LaunchError
+from tpserve.frontend.control import DownEvent, ServeEvent, StopEvent
+from tpserve.launch.layout import Layout
+from tpserve.launch.process import Child, Exited, Happening, Said, Signalled, Start, Watch
+from tpserve.launch.protocol import Failed, Progress, Ready, Serving, Status, Stuck
+from tpserve.scheduler import digest
+from tpserve.step import EngineLimits
+
+__all__ = ["Cast", "Display", "Patience", "Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Cast(Protocol):
+    """Who belongs to a server."""
+
+    def api(self) -> Start:
+        """The process that serves HTTP."""
+
+    def group(self, layout: Layout) -> list[Start]:
+        """All others, meeting in ``layout``."""
+
+
+class Display(Protocol):
+    """Where a person sees what happens."""
+
+    def progress(self, progress: Progress) -> None:
+        """Rank 0 has loaded more."""
+
+    def ready(self, limits: EngineLimits, seconds: float) -> None:
+        """Clients are served, ``seconds`` after the start."""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long, and how often; times in seconds.
+
+    Attributes:
+        startup: until the server must serve.
+        drain: what a stopping server gives running requests.
+        grace: between asking a process to end and killing it.
+        leave: what all processes have for leaving once requests are drained.
+        settle: after a first sign of trouble, how long others may show that theirs came before.
+        restarts: how often a dead group is started again before the server gives up.
+        backoff: before the first restart; doubles with each, up to ``longest_backoff``.
+        longest_backoff: between restarts.
+        stable: a group that has served for so long makes earlier failures forgotten.
+    """
+
+    startup: float = 600.0
+    drain: float = 5.0
+    grace: float = 2.0
+    leave: float = 10.0
+    settle: float = 0.5
+    restarts: int = 3
+    backoff: float = 0.5
+    longest_backoff: float = 10.0
+    stable: float = 300.0
+
+
+class Trouble(Exception):
+    """A process has ended or failed, or keeps everyone waiting.
+
+    Args:
+        summary: what happened, in one line.
+        failure: the last word of the process, if it had one.
+        weight: how likely it is to follow from another trouble; the lightest is taken for the cause.
+    """
+
+    def __init__(self, summary: str, failure: Failed | None = None, weight: int = 1) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.failure = failure
+        self.weight = weight
+
+    @property
+    def is_user_error(self) -> bool:
+        """The user can mend it."""
+        return self.failure is not None and self.failure.is_user_error
+
+    @property
+    def report(self) -> str:
+        """All that is known: the summary, or the traceback that ends with the same words."""
+        if self.failure is None or not self.failure.traceback:
+            return self.summary
+        return f"{self.summary.partition(':')[0]}\n{self.failure.traceback.rstrip()}"
+
+
+class Stopped(Exception):
+    """A signal asks the server to stop."""
+
+    def __init__(self, signum: signal.Signals) -> None:
+        super().__init__(signum.name)
+        self.signum = signum
+
+
+class Supervisor:
+    """Runs one server.
+
+    Args:
+        cast: who belongs to it.
+        run_dir: its run directory.
+        patience: how long, and how often.
+        display: where a person sees what happens.
+    """
+
+    def __init__(self, cast: Cast, run_dir: Path, patience: Patience, display: Display) -> None:
+        self._cast = cast
+        self._run_dir = run_dir
+        self._patience = patience
+        self._display = display
+        self._watch = Watch()
+        self._api: Child | None = None
+        self._group: list[Child] = []
+        self._started = time.monotonic()
+        self._has_served = False
+
+    def run(self) -> int:
+        """Serve until a signal comes or nothing helps any more. Afterwards no process is left.
+
+        Returns:
+            The exit code: 0 after a stop in good order, 128 + the signal's number after an abrupt one, 1 otherwise.
+
+        Raises:
+            UserError: the server could not be started, and the person who tried can mend it.
+        """
+        with closing(self._watch), self._watch.signals(*SIGNALS):
+            try:
+                return self._run()
+            except Stopped as stop:
+                logger.info("stopped by %s", stop.signum.name)
+                return 128 + stop.signum
+            finally:
+                self._watch.end(list(self._watch.children), grace=0.0)
+
+    def _run(self) -> int:
+        failures = 0
+        for generation in itertools.count(1):
+            layout = Layout(self._run_dir, generation)
+            serving_since = math.inf
+            try:
+                self._bring_up(layout)
+                serving_since = time.monotonic()
+                self._serve(generation)
+            except Stopped:
+                if serving_since == math.inf:
+                    raise
+                return self._stop()
+            except Trouble as sign:
+                trouble = self._find_cause(sign)
+            self._take_down(layout, trouble)
+            failures = 1 if time.monotonic() - serving_since > self._patience.stable else failures + 1
+            if not self._has_served or failures > self._patience.restarts:
+                return self._give_up(trouble)
+            self._pause(failures)
+        raise AssertionError("generations do not end")
+
+    def _bring_up(self, layout: Layout) -> None:
+        """Start whatever does not run, and wait until clients are served."""
+        deadline = time.monotonic() + self._patience.startup
+        layout.create()
+        if self._api is None or self._api.exit_code is not None:
+            self._api = self._watch.start(self._cast.api())
+        self._group = [self._watch.start(start) for start in self._cast.group(layout)]
+        limits = self._await_ready(deadline)
+        for child in [*self._group, self._api]:
+            child.send(ServeEvent(layout.generation, limits))
+        self._await_serving(layout.generation, deadline)
+        self._display.ready(limits, time.monotonic() - self._started)
+        self._has_served = True
+
+    def _await_ready(self, deadline: float) -> EngineLimits:
+        waiting = list(self._group)
+        limits: list[EngineLimits] = []
+        while waiting:
+            said = self._next(deadline, waiting)
+            if isinstance(said.status, Progress):
+                self._display.progress(said.status)
+            elif isinstance(said.status, Ready):
+                waiting.remove(said.child)
+                limits += [said.status.limits] if said.status.limits else []
+        if any(found != limits[0] for found in limits):
+            raise Trouble(f"the ranks do not agree on what they have: {limits}")
+        return limits[0]
+
+    def _await_serving(self, generation: int, deadline: float) -> None:
+        assert self._api is not None
+        while True:
+            status = self._next(deadline, [self._api]).status
+            if isinstance(status, Serving) and status.generation == generation:
+                return
+            _check_not_stuck(status, generation)
+
+    def _serve(self, generation: int) -> NoReturn:
+        while True:
+            _check_not_stuck(self._next(math.inf, []).status, generation)
+
+    def _next(self, deadline: float, waiting: list[Child]) -> Said:
+        """What a child says next.
+
+        Raises:
+            Stopped: a signal came.
+            Trouble: a process failed or ended, or the deadline has passed and ``waiting`` have not said what they must.
+        """
+        happening = self._watch.next(deadline)
+        if happening is None:
+            names = ", ".join(child.name for child in waiting)
+            raise Trouble(f"not ready within {self._patience.startup:g} s: {names}")
+        if isinstance(happening, Signalled):
+            raise Stopped(happening.signum)
+        trouble = _trouble(happening)
+        if trouble is not None:
+            raise trouble
+        assert isinstance(happening, Said)
+        return happening
+
+    def _find_cause(self, sign: Trouble) -> Trouble:
+        """Tell clients, then look for a moment whether something else went wrong first."""
+        assert self._api is not None
+        self._api.send(DownEvent(sign.summary))
+        troubles = [sign]
+        deadline = time.monotonic() + self._patience.settle
+        while self._watch.children and (happening := self._watch.next(deadline)) is not None:
+            if isinstance(happening, Signalled):
+                raise Stopped(happening.signum)
+            troubles += [trouble] if (trouble := _trouble(happening)) else []
+        return min(troubles, key=lambda trouble: trouble.weight)
+
+    def _take_down(self, layout: Layout, trouble: Trouble) -> None:
+        self._watch.end(self._group, self._patience.grace)
+        if self._has_served or not trouble.is_user_error:
+            logger.error("%s", trouble.report)
+        for difference in digest.report(layout.directory):
+            logger.error("%s", difference)
+        layout.remove()
+
+    def _give_up(self, trouble: Trouble) -> int:
+        if trouble.failure is not None and trouble.is_user_error and not self._has_served:
+            raise LaunchError(trouble.failure.error, trouble.failure.hint)
+        if self._has_served:
+            logger.error("giving up after %d restarts", self._patience.restarts)
+        return 1
+
+    def _pause(self, failures: int) -> None:
+        seconds = min(self._patience.backoff * 2 ** (failures - 1), self._patience.longest_backoff)
+        logger.warning("starting again in %g s (%d of %d)", seconds, failures, self._patience.restarts)
+        deadline = time.monotonic() + seconds
+        while (happening := self._watch.next(deadline)) is not None:
+            if isinstance(happening, Signalled):
+                raise Stopped(happening.signum)
+
+    def _stop(self) -> int:
+        """Let the api process drain; Shutdown then goes through all others, and each leaves by itself.
+
+        Raises:
+            Stopped: a second signal came: no more waiting.
+        """
+        assert self._api is not None
+        logger.info("stopping; running requests have %g s (once more to stop at once)", self._patience.drain)
+        self._api.send(StopEvent())
+        deadline = time.monotonic() + self._patience.drain + self._patience.leave
+        while self._watch.children:
+            happening = self._watch.next(deadline)
+            if isinstance(happening, Signalled):
+                raise Stopped(happening.signum)
+            trouble = _trouble(happening) if happening else Trouble(f"did not leave: {self._names()}")
+            if trouble is not None and not _left_in_order(happening):
+                logger.error("%s", trouble.summary)
+                return 1
+        logger.info("stopped")
+        return 0
+
+    def _names(self) -> str:
+        return ", ".join(child.name for child in self._watch.children)
+
+
+def _trouble(happening: Happening) -> Trouble | None:
+    """What is wrong with a child that said this or ended."""
+    match happening:
+        case Said(child, Failed() as failure):
+            return Trouble(f"{child.name} failed: {failure.error}", failure, 2 if failure.is_consequence else 1)
+        case Exited(child) if child.failure is not None:
+            return _trouble(Said(child, child.failure))
+        case Exited(child):
+            return Trouble(f"{child.name} ended with {child.describe_exit()}", None, 0)
+    return None
+
+
+def _check_not_stuck(status: Status, generation: int) -> None:
+    """Raise what the api process says of its links, unless it speaks of a generation that is gone."""
+    if isinstance(status, Stuck) and status.generation == generation:
+        raise Trouble(status.reason, None, 2)
+
+
+def _left_in_order(happening: Happening | None) -> bool:
+    return isinstance(happening, Exited) and happening.child.exit_code == 0
