@@ -1,1 +1,1 @@
-"""Message transport over ZeroMQ, for tpserve."""
+"""Message transport over ZeroMQ, for tpserve. Importing this package loads no zmq."""

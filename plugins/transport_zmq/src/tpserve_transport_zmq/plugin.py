@@ -10,19 +10,23 @@ from tpserve.api import Options, TransportCapabilities, TransportSpec, hookimpl
 
 TPSERVE_API = 1
 
-Frames = Annotated[int, Meta(ge=1, le=1_000_000)]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class ZmqOptions(Options, frozen=True, kw_only=True):
     """How much may be under way on a link.
 
     Attributes:
-        send_buffer: frames that wait at the sender; a full buffer blocks it.
-        recv_buffer: frames that wait at the receiver.
+        send_buffer: bytes that a sender may be ahead of each receiver before it blocks.
+        batch: frames sent together are packed into messages of up to this many bytes.
+        io_threads: ZeroMQ's threads in each process.
+        linger: seconds that closing waits until what was sent has gone out.
     """
 
-    send_buffer: Frames = 8192
-    recv_buffer: Frames = 8192
+    send_buffer: Bytes = 64 << 20
+    batch: Bytes = 256 << 10
+    io_threads: Annotated[int, Meta(ge=1, le=64)] = 1
+    linger: Annotated[float, Meta(ge=0, le=3600)] = 5.0
 
 
 @hookimpl

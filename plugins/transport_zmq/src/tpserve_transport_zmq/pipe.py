@@ -1,0 +1,99 @@
+"""The pipe: one ROUTER at the receiver, one DEALER at each sender.
+
+A message is a mark for the window of bytes, then a frame; or a mark alone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tpserve.api import DeadlineExceeded, PeerLost, PipeReceiver, PipeSender
+from tpserve.api.flow import NO_MARK, WORD, Window
+from tpserve_transport_zmq.plugin import ZmqOptions
+from tpserve_transport_zmq.sockets import Context, Dealer, Router, body_part
+
+__all__ = ["ZmqPipeReceiver", "ZmqPipeSender"]
+
+RECEIVER = "receiver"
+UNMARKED = WORD.pack(NO_MARK)
+
+
+class ZmqPipeSender(PipeSender):
+    """One of the sending ends."""
+
+    def __init__(self, context: Context, options: ZmqOptions, address: str) -> None:
+        self._options = options
+        self._address = address
+        self._window = Window(options.send_buffer, [RECEIVER])
+        self._dealer = Dealer(context, address)
+
+    def connect(self, deadline: float) -> None:
+        """Wait for zmq's handshake: from then on the receiver's socket takes what is sent, read or not."""
+        with self._dealer:
+            while not self._dealer.connected(deadline):
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"no receiver came to {self._address}")
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        """Send one frame."""
+        with self._dealer:
+            self._check_peer()
+            if not self._window.has_room([frame]):
+                self._await_room(frame, deadline)
+            self._dealer.send(WORD.pack(self._window.add([frame])), body_part(frame))
+
+    def close(self) -> None:
+        """Close the socket; the transport's close waits until what was sent has gone out."""
+        self._dealer.close(self._options.linger)
+
+    def _await_room(self, frame: bytes, deadline: float) -> None:
+        self._dealer.send(WORD.pack(self._window.mark()))
+        while not self._window.has_room([frame]):
+            parts = self._dealer.receive(deadline)
+            if parts is not None:
+                self._window.returned(RECEIVER, *WORD.unpack(parts[0]))
+                continue
+            self._check_peer()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"the receiver {self._address} is {self._options.send_buffer} bytes behind")
+
+    def _check_peer(self) -> None:
+        if self._dealer.lost():
+            raise PeerLost(f"the receiver {self._address} has gone")
+
+
+class ZmqPipeReceiver(PipeReceiver):
+    """The receiving end."""
+
+    def __init__(self, context: Context, address: str) -> None:
+        self._router = Router(context, address)
+
+    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
+        """Wait for a first frame, then take what has already arrived."""
+        frames: list[bytes] = []
+        size = 0
+        with self._router:
+            while len(frames) < max_frames and size < max_bytes:
+                frame = self._next(0 if frames else deadline)
+                if frame is None:
+                    break
+                frames.append(frame)
+                size += len(frame)
+        return frames
+
+    def close(self) -> None:
+        """Close the socket and remove its file."""
+        self._router.close(0)
+
+    def _next(self, deadline: float) -> bytes | None:
+        while True:
+            parts = self._router.receive(deadline)
+            if parts is None:
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            name, mark, *frame = parts
+            if mark != UNMARKED:
+                self._router.send(name, mark)  # a sender that has gone needs no mark
+            if frame:
+                return frame[0]

@@ -1,0 +1,193 @@
+"""The two zmq sockets that links are made of: a ROUTER that binds and a DEALER that connects to it.
+
+Their queues are unbounded because a window of bytes bounds what is in them. So zmq never stops reading a connection,
+and what a peer wrote before it closed always arrives.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+from typing import Self
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from tpserve.api import Closed, TransportError
+
+__all__ = ["Dealer", "Part", "Router", "body_part"]
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Part = bytes | zmq.Frame
+
+# A blocking recv answers in 50 µs where a poll over several sockets takes 80. That it returns now and then bounds
+# how late a lost peer or a close from another thread is noticed, and costs nothing that shows.
+SLICE = 0.2
+# Larger bodies are copied into one zmq message that all receivers share.
+SHARED = 64 << 10
+
+
+class Socket:
+    """What both have. The thread inside ``with`` owns the socket; only :meth:`close` may come from another."""
+
+    def __init__(self, context: Context, kind: int) -> None:
+        self._socket = context.socket(kind)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._lock = RLock()
+        self._closed = False
+        self._timeout = -1
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        if self._closed:
+            self._lock.release()
+            raise Closed("the link was closed")
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def receive(self, deadline: float) -> list[bytes] | None:
+        """One message; None when the deadline, or a slice of the time until then, has passed.
+
+        Raises:
+            Closed: :meth:`close` was called meanwhile.
+        """
+        wait = _milliseconds(deadline)
+        if wait != self._timeout:
+            self._socket.setsockopt(zmq.RCVTIMEO, wait)
+            self._timeout = wait
+        try:
+            return self._socket.recv_multipart()
+        except zmq.Again:
+            if self._closed:
+                raise Closed("the link was closed") from None
+            return None
+
+    def close(self, linger: float) -> None:
+        """Close; the context's end then waits up to ``linger`` seconds until what was sent has gone out."""
+        self._closed = True
+        with self._lock:
+            self._socket.close(round(1000 * linger))
+
+    def _send(self, parts: tuple[Part, ...]) -> None:
+        for part in parts[:-1]:
+            self._socket.send(part, zmq.SNDMORE | zmq.DONTWAIT)
+        last = parts[-1]
+        self._socket.send(last, zmq.DONTWAIT, copy=not isinstance(last, zmq.Frame))
+
+
+class Router(Socket):
+    """Binds, and sends to the one of its peers that it names.
+
+    Args:
+        context: this process's zmq context.
+        address: where to bind.
+
+    Raises:
+        TransportError: the address is taken, malformed or too long.
+    """
+
+    def __init__(self, context: Context, address: str) -> None:
+        super().__init__(context, zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._file: Path | None = None
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise TransportError(f"cannot bind {address}: {error}") from error
+        if address.startswith("ipc://"):
+            self._file = Path(address.removeprefix("ipc://"))
+
+    def send(self, name: bytes, *parts: Part) -> bool:
+        """Send a message to the peer of this name; False if it has gone. Never blocks."""
+        try:
+            self._send((name, *parts))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self, linger: float) -> None:
+        """Close, and remove the socket's file, which zmq leaves."""
+        super().close(linger)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+
+
+class Dealer(Socket):
+    """Connects to a Router, and knows when it has gone.
+
+    Args:
+        context: this process's zmq context.
+        address: where to connect; the Router may come later.
+        name: what the Router calls this end; empty: it makes up a name.
+
+    Raises:
+        TransportError: the address is malformed.
+    """
+
+    def __init__(self, context: Context, address: str, name: bytes = b"") -> None:
+        super().__init__(context, zmq.DEALER)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        if name:
+            self._socket.setsockopt(zmq.ROUTING_ID, name)
+        self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._connected = False
+        self._lost = False
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise TransportError(f"cannot connect to {address}: {error}") from error
+
+    def connected(self, deadline: float) -> bool:
+        """Whether the connection has been made; waits for it, at most for a slice of the time until the deadline."""
+        if not self._connected and self._events.poll(_milliseconds(deadline)):
+            self._read_event()
+        return self._connected
+
+    def lost(self) -> bool:
+        """Whether the peer was there and has gone; once it has, zmq's new attempts to connect do not change that."""
+        while not self._lost and int(self._events.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._read_event()
+        return self._lost
+
+    def send(self, *parts: Part) -> None:
+        """Send a message to the Router. Never blocks."""
+        self._send(parts)
+
+    def close(self, linger: float) -> None:
+        """Close; a lost peer is not waited for."""
+        self._closed = True
+        with self._lock:
+            if not self._socket.closed:
+                linger = 0 if self.lost() else linger
+                self._socket.disable_monitor()
+                self._events.close(0)
+            super().close(linger)
+
+    def _read_event(self) -> None:
+        match recv_monitor_message(self._events)["event"]:
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            case zmq.EVENT_DISCONNECTED:
+                self._lost = True
+
+
+def body_part(body: bytes) -> Part:
+    """A body as it is sent: a large one is copied once, however many receivers it has."""
+    return zmq.Frame(body, copy=True) if len(body) > SHARED else body
+
+
+def _milliseconds(deadline: float) -> int:
+    return max(0, math.ceil(1000 * min(SLICE, deadline - time.monotonic())))
