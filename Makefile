@@ -2,22 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := $(wildcard plugins/*)
+PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, as in: make PYTHON=python3.11")'
 
 .PHONY: help install serve test check format bench-smoke clean
 
 help:                ## list the targets
-	@grep -E '^[a-z-]+: .*##|^[a-z-]+: +##' Makefile | sed -E 's/:.*## */\t/' | expand -t 16
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
-install: $(INSTALLED)  ## make .venv with the whole workspace, editable
+install: $(INSTALLED)  ## make .venv with the whole workspace, editable, and get the embedded model
 
-$(INSTALLED): pyproject.toml constraints-cpu.txt $(wildcard plugins/*/pyproject.toml)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(INSTALLED): pyproject.toml constraints-cpu.txt $(PACKAGES:=/pyproject.toml)
+	test -x $(BIN)/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-cpu.txt -e '.[dev]' $(addprefix -e ,$(PACKAGES))
 	$(BIN)/tpserve model get
-	touch $@
+	@touch $@
 
 serve: install       ## start the server on the embedded model; ARGS='--tp 2' adds flags
 	$(BIN)/tpserve launch $(ARGS)

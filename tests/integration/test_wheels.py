@@ -1,0 +1,117 @@
+"""The wheels of all packages, installed outside the checkout, are all that a person needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [ROOT, *sorted(folder.parent for folder in ROOT.glob("plugins/*/pyproject.toml"))]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command in which nothing points at the checkout, and return its output."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    for package in PACKAGES:
+        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, package, cwd=folder)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an environment's executables, with the wheels installed.
+
+    Their requirements come from the environment that runs the test, whose editable installs stay out of sight.
+    """
+    environment = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", environment, cwd=environment)
+    executables = environment / "bin"
+    run(executables / "python", "-m", "pip", "install", "--no-deps", "--no-index", *wheels, cwd=environment)
+    scheme = {"base": str(environment), "platbase": str(environment)}
+    packages = Path(sysconfig.get_path("purelib", "venv", vars=scheme))
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return executables
+
+
+def test_there_is_a_wheel_for_each_package(wheels: list[Path]) -> None:
+    names = {wheel.name.split("-")[0] for wheel in wheels}
+
+    assert names == {
+        "tpserve",
+        "tpserve_attn_flashinfer",
+        "tpserve_attn_triton",
+        "tpserve_transport_nng",
+        "tpserve_transport_zmq",
+    }
+
+
+def test_wheels_hold_the_package_its_types_and_nothing_else(wheels: list[Path]) -> None:
+    for wheel in wheels:
+        files = zipfile.ZipFile(wheel).namelist()
+        package = wheel.name.split("-")[0]
+        assert f"{package}/py.typed" in files
+        assert {name.split("/")[0] for name in files} == {
+            package,
+            wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info",
+        }
+
+
+def test_requirements_leave_torch_to_the_machine(wheels: list[Path]) -> None:
+    required = {}
+    for wheel in wheels:
+        archive = zipfile.ZipFile(wheel)
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        headers = HeaderParser().parsestr(archive.read(metadata).decode())
+        required[wheel.name.split("-")[0]] = headers.get_all("Requires-Dist", [])
+
+    assert "torch>=2.11" in required["tpserve"]
+    assert not any("flashinfer" in line and "extra" not in line for line in required["tpserve_attn_flashinfer"])
+
+
+def test_the_installed_command_finds_every_plugin(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import tpserve; print(tpserve.__file__)", cwd=tmp_path)
+    rows = json.loads(run(installed / "tpserve", "plugins", "list", "--json", cwd=tmp_path))
+
+    assert Path(where.strip()).is_relative_to(installed.parent)
+    assert {f"{row['kind']}.{row['name']}": row["status"] for row in rows} == {
+        "transport.inproc": "available",
+        "transport.nng": "available",
+        "transport.zmq": "available",
+        "sync.gloo": "available",
+        "policy.fcfs": "available",
+        "attention.flashinfer": "unavailable",
+        "attention.torch": "available",
+        "attention.triton": "unavailable",
+        "ops.torch": "available",
+        "comm.gloo": "available",
+    }
+
+
+def test_plugins_load_from_the_wheels(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "from tpserve.plugins.registry import Registry; import sys\n"
+        "plugin = Registry.discover().load('transport', 'zmq')\n"
+        "print(sys.modules[type(plugin.spec.options()).__module__].__file__)"
+    )
+
+    assert Path(run(installed / "python", "-c", code, cwd=tmp_path).strip()).is_relative_to(installed.parent)
