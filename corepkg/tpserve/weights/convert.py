@@ -77,15 +77,15 @@ def _end_with_parent() -> None:
 def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # all that is needed is in the file
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
     _say(f"storing the weights as {dtype}")
     where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    tokenizer.save_pretrained(folder)
+    where["config"] = AutoConfig.from_pretrained(**where)  # handed on, or each call would parse the file again for it
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
     _save(model, folder)
     ModelConfig.from_folder(folder)

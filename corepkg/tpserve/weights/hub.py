@@ -19,7 +19,6 @@ def download(model: str, notify: Callable[[str], None]) -> Path:
     Raises:
         ModelError: the hub cannot be reached and the model is not in the cache, or the hub does not give it.
     """
-    import httpx
     from huggingface_hub import errors, snapshot_download
 
     notify(f"fetching {model} from the Hugging Face hub")
@@ -33,10 +32,11 @@ def download(model: str, notify: Callable[[str], None]) -> Path:
         raise ModelError(
             f"{model} is neither a path here nor a model on the Hugging Face hub", "A private one needs HF_TOKEN"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, httpx.HTTPError, ConnectionError) as error:
+    except (errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise ModelError(
             f"{model} is not on this machine, and the Hugging Face hub cannot be reached",
             "Go online once, or name a folder or a .gguf file",
         ) from error
-    except OSError as error:
-        raise ModelError(f"{model} could not be downloaded: {error}") from error
+    except Exception as error:  # the hub's client lets through errors of whichever HTTP library it uses
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{model} could not be downloaded: {reason}") from error
