@@ -6,9 +6,10 @@ api ──TokenizerMessage──► tokenizer ──RankMessage──► rank 0 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 __all__ = [
     "Abort",
@@ -36,7 +37,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request is continued.
+    """How one request is continued. The ranges are checked where one is decoded or converted.
 
     Attributes:
         temperature: 0 is greedy.
@@ -49,13 +50,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ignore_eos: go on past the end-of-text token.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     ignore_eos: bool = False
 
 
