@@ -59,12 +59,12 @@ class TextCodec:
         """The tokens of a text, with the special tokens that the model puts around one."""
         return list(self._tokenizer.encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **args: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **args: Any) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: objects with a role, a content and whatever else the template reads.
-            args: further variables of the template.
+            **args: further variables of the template.
 
         Raises:
             RequestError: the model has no chat template, or the template refuses the conversation.

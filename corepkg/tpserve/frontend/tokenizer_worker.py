@@ -12,7 +12,6 @@ from tpserve.envelope import Opener, Sealer
 from tpserve.errors import RequestError
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import (
-    Abort,
     ChatPrompt,
     Generate,
     RankMessage,

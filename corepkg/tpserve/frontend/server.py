@@ -1,0 +1,184 @@
+"""The api process: HTTP on an inherited socket, driven by the supervisor's events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+import uvicorn
+from fastapi import FastAPI
+
+from tpserve.config import ServeConfig
+from tpserve.errors import RequestError, TransportError
+from tpserve.frontend.app import build_app
+from tpserve.frontend.control import Control, ControlEvent, DownEvent, OpenLinks, StopEvent
+from tpserve.frontend.exchange import Exchange, Unavailable
+from tpserve.frontend.links import Connection
+from tpserve.messages import ApiMessage, Shutdown, encode
+
+__all__ = ["serve"]
+
+KEEP_ALIVE = 65
+"""Seconds that an idle HTTP connection is kept."""
+
+FLUSH = 2.0
+"""Seconds that a stopping server gives its last messages and responses."""
+
+logger = logging.getLogger(__name__)
+
+
+def serve(sock: socket.socket, config: ServeConfig, model_name: str, open_links: OpenLinks, control: Control) -> None:
+    """Serve HTTP until a StopEvent has come and what was in flight has been drained.
+
+    Args:
+        sock: bound; listens from now on, and is closed at the end.
+        config: the server's settings.
+        model_name: the name that clients use.
+        open_links: makes the links of a generation, in a thread, at its ServeEvent.
+        control: the line to the supervisor.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_ApiProcess(config, open_links, control).run(sock, model_name))
+
+
+class _ApiProcess:
+    """Follows the supervisor's events: all of the api process but HTTP itself."""
+
+    def __init__(self, config: ServeConfig, open_links: OpenLinks, control: Control) -> None:
+        self._config = config
+        self._open_links = open_links
+        self._control = control
+        self._exchange = Exchange(config.max_requests)
+        self._connection: Connection | None = None
+        self._generation = 0  # whose links are good; 0: nobody's
+
+    async def run(self, sock: socket.socket, model_name: str) -> None:
+        """Listen until the last event has been followed."""
+        http = _HttpServer(_uvicorn_config(build_app(self._exchange, model_name)))
+        events = self._listen()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(http.serve(sockets=[sock]))
+            while not isinstance(event := await events.get(), StopEvent):
+                if isinstance(event, DownEvent):
+                    await self._go_down(event.reason)
+                elif await self._connect(event.generation):
+                    tasks.create_task(self._warm_up(event.generation))
+            await self._stop()
+            http.should_exit = True
+
+    def _listen(self) -> asyncio.Queue[ControlEvent]:
+        events: asyncio.Queue[ControlEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def forward() -> None:
+            event = None
+            while not isinstance(event, StopEvent):
+                event = self._control.receive()
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        Thread(target=forward, name="control", daemon=True).start()
+        return events
+
+    async def _connect(self, generation: int) -> bool:
+        """Take up the links of a new generation; whether they could be made."""
+        await self._go_down("starting")
+        self._generation = generation
+        loop = asyncio.get_running_loop()
+
+        def deliver(messages: list[ApiMessage]) -> None:
+            loop.call_soon_threadsafe(self._exchange.deliver, messages)
+
+        def lose(reason: str) -> None:
+            loop.call_soon_threadsafe(self._lose, generation, reason)
+
+        deadline = time.monotonic() + self._config.startup_timeout
+        try:
+            links = await asyncio.to_thread(self._open_links, generation)
+        except TransportError as error:
+            self._lose(generation, f"the links cannot be made: {error}")
+            return False
+        self._connection = Connection(links, deadline, deliver, lose)
+        self._exchange.attach(self._connection)
+        return True
+
+    async def _warm_up(self, generation: int) -> None:
+        """Send a request over every link there is, then admit the clients'."""
+        try:
+            await self._exchange.warm_up(max(self._config.tokenizers, self._config.detokenizers))
+        except Unavailable:
+            return
+        except RequestError as error:
+            self._lose(generation, f"the warm-up request was refused: {error.message}")
+            return
+        if generation == self._generation:
+            self._exchange.open()
+            self._control.serving()
+
+    def _lose(self, generation: int, reason: str) -> None:
+        """A link broke. The first one counts; its like often follow, also after the supervisor has noticed."""
+        if generation == self._generation:
+            self._generation = 0
+            logger.error("%s", reason)
+            self._exchange.fail(reason)
+            self._control.failed(reason)
+
+    async def _go_down(self, reason: str) -> None:
+        self._generation = 0
+        self._exchange.fail(reason)
+        await self._disconnect(0.0)
+
+    async def _stop(self) -> None:
+        """Let running requests finish, then send Shutdown through all processes."""
+        self._generation = 0
+        self._exchange.close("the server is stopping")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout):
+                await self._exchange.idle()
+        self._exchange.fail("the server is stopping")
+        if self._connection is not None:
+            self._connection.send_all(encode(Shutdown()))
+        await self._disconnect(FLUSH)
+
+    async def _disconnect(self, flush: float) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._exchange.attach(None)
+            await asyncio.to_thread(connection.close, flush)
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to the supervisor."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
+        yield
+
+
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(FLUSH),
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Uvloop's, where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
