@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, as in: make PYTHON=python3.11")'
 
-.PHONY: help install serve test check format bench-smoke clean
+.PHONY: help install serve test check format docs bench-smoke clean
 
 help:                ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -34,6 +34,9 @@ check: install       ## formatting, lint, types
 format: install      ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: install        ## rewrite the reference part of docs/cli.md
+	$(BIN)/python scripts/cli_reference.py
 
 bench-smoke: install ## the numbers of the README, as JSON
 	$(BIN)/python -m tpserve.bench.smoke $(ARGS)
