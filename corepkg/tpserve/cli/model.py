@@ -11,7 +11,7 @@ from tpserve.cli.common import command_app
 app = command_app()
 
 
-@app.callback()
+@app.callback(no_args_is_help=True)
 def model() -> None:
     """Get the embedded model, or say where a model lies."""
 

@@ -21,7 +21,7 @@ app = command_app()
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.callback()
+@app.callback(no_args_is_help=True)
 def plugins() -> None:
     """List and describe the parts that can be chosen."""
 

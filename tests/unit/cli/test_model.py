@@ -25,7 +25,7 @@ def test_path_of_something_that_is_no_model(run_cli: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", [["model"], ["model", "fetch"]])
-def test_a_group_alone_shows_its_commands(run_cli: Any, command: list[str]) -> None:
+def test_a_group_needs_one_of_its_commands(run_cli: Any, command: list[str]) -> None:
     done = run_cli(*command)
 
     assert done.returncode == 2
