@@ -18,7 +18,10 @@ def model() -> None:
 
 @app.command("get")
 def get_model() -> None:
-    """Install the embedded default model into this environment, unless it is there; print its file."""
+    """Install the embedded default model.
+
+    Prints its file; does nothing else if it is there.
+    """
     from tpserve.weights.default_model import install
 
     typer.echo(install(_notify))
@@ -31,7 +34,10 @@ def model_path(
         typer.Argument(metavar="[MODEL]", help="A folder, a .gguf file or a hub id; the embedded model if left out."),
     ] = "",
 ) -> None:
-    """Print the folder that would be served, converting or downloading the model if need be."""
+    """Print the folder that would be served.
+
+    Converts or downloads the model if need be.
+    """
     from tpserve.weights.source import resolve_model
 
     typer.echo(resolve_model(model, notify=_notify).path)

@@ -48,7 +48,10 @@ def show_plugin(
     plugin: Annotated[str, typer.Argument(metavar="KIND.NAME", help="The plugin, as in transport.zmq.")],
     as_json: AsJson = False,
 ) -> None:
-    """Describe one plugin: its options, what it can do, what it needs."""
+    """Describe one plugin.
+
+    What it can do, what it needs, and its options with how to set them.
+    """
     registry = Registry.discover()
     found = registry.describe(_find(registry, plugin))
     status = registry.status(found.entry)
