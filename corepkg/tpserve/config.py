@@ -56,6 +56,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         watchdog: seconds of silence after which a rank gives up.
         startup_timeout: seconds until the server must be ready.
         drain_timeout: seconds that a stopping server gives running requests.
+        max_restarts: how often processes that died are started again before the server gives up.
         log_level: debug, info, warning or error.
         options: plugin options: ``{"transport": {"send_buffer": 8192}}``, keyed by kind, or by ``kind.name``.
     """
@@ -93,5 +94,6 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     watchdog: Seconds = 30.0
     startup_timeout: Seconds = 600.0
     drain_timeout: Annotated[float, Meta(ge=0)] = 5.0
+    max_restarts: Natural = 3
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     options: dict[str, dict[str, Any]] = {}

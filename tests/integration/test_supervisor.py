@@ -31,7 +31,7 @@ class Server:
         scenario = {
             "members": MEMBERS,
             "behaviour": behaviour,
-            "patience": {"settle": 0.3, "backoff": 0.05, "startup": HANG, **patience},
+            "patience": {"backoff": 0.05, "startup": HANG, **patience},
         }
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "supervised_main.py"), json.dumps(scenario), str(base)],
@@ -75,7 +75,7 @@ class Server:
     def end(self) -> tuple[int, str]:
         """Wait for the end; nothing may be left. The exit code and what was logged."""
         _, log = self.process.communicate(timeout=HANG)
-        gone, alive = psutil.wait_procs(self.seen.values(), timeout=5)
+        _gone, alive = psutil.wait_procs(self.seen.values(), timeout=5)
         assert not alive
         return self.process.returncode, log
 

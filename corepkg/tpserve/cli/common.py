@@ -17,8 +17,8 @@ def command_app() -> typer.Typer:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    """Print a value as indented JSON; paths and the like as text."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

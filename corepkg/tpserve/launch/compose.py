@@ -26,9 +26,13 @@ __all__ = ["Composition", "Part", "load_part", "resolve"]
 
 TRANSPORTS = ("zmq", "nng")
 SYNCS = ("gloo",)
+POLICIES = ("fcfs",)
 KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}
 """What auto takes, best first."""
+
+DEFAULTS = {"policy": ServeConfig().policy}
+"""Kinds whose default is a name and not auto."""
 
 Check = Callable[[Spec], str | None]
 """Says what a part lacks, or None."""
@@ -116,7 +120,7 @@ def resolve(
         transport=transport,
         pipes=None if offline else _pipes(chooser, config, transport),
         sync=chooser.choose("sync", config.sync, SYNCS, anything) if several else None,
-        policy=chooser.choose("policy", config.policy, (), anything),
+        policy=chooser.choose("policy", config.policy, POLICIES, anything),
         attention=chooser.choose("attention", config.attn, kernels, fits_attention),
         ops=chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype)),
         comm=chooser.choose("comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
@@ -177,7 +181,8 @@ class _Chooser:
             raise UnsupportedByPlugin(f"{kind}.{name} {problem}", f"{kind_flag(kind)} auto takes one that can")
         options = plugin_options(self._config.options, kind, name, general=general)
         plugin.make_options(options)
-        return Part(kind, name, "asked for", f"{plugin.entry.distribution} {plugin.entry.version}", options)
+        reason = "the default" if name == DEFAULTS.get(kind) else "asked for"
+        return Part(kind, name, reason, f"{plugin.entry.distribution} {plugin.entry.version}", options)
 
 
 def _pipes(chooser: _Chooser, config: ServeConfig, transport: Part | None) -> Part:

@@ -21,7 +21,8 @@ from tpserve.errors import LaunchError
 from tpserve.frontend.control import DownEvent, ServeEvent, StopEvent
 from tpserve.launch.layout import Layout
 from tpserve.launch.process import Child, Exited, Happening, Said, Signalled, Start, Watch
-from tpserve.launch.protocol import Failed, Progress, Ready, Serving, Status, Stuck
+from tpserve.launch.protocol import Progress, Ready, Serving, Status, Stuck
+from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
 from tpserve.scheduler import digest
 from tpserve.step import EngineLimits
 
@@ -60,7 +61,6 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         drain: what a stopping server gives running requests.
         grace: between asking a process to end and killing it.
         leave: what all processes have for leaving once requests are drained.
-        settle: after a first sign of trouble, how long others may show that theirs came before.
         restarts: how often a dead group is started again before the server gives up.
         backoff: before the first restart; doubles with each, up to ``longest_backoff``.
         longest_backoff: between restarts.
@@ -71,39 +71,10 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     drain: float = 5.0
     grace: float = 2.0
     leave: float = 10.0
-    settle: float = 0.5
     restarts: int = 3
     backoff: float = 0.5
     longest_backoff: float = 10.0
     stable: float = 300.0
-
-
-class Trouble(Exception):
-    """A process has ended or failed, or keeps everyone waiting.
-
-    Args:
-        summary: what happened, in one line.
-        failure: the last word of the process, if it had one.
-        weight: how likely it is to follow from another trouble; the lightest is taken for the cause.
-    """
-
-    def __init__(self, summary: str, failure: Failed | None = None, weight: int = 1) -> None:
-        super().__init__(summary)
-        self.summary = summary
-        self.failure = failure
-        self.weight = weight
-
-    @property
-    def is_user_error(self) -> bool:
-        """The user can mend it."""
-        return self.failure is not None and self.failure.is_user_error
-
-    @property
-    def report(self) -> str:
-        """All that is known: the summary, or the traceback that ends with the same words."""
-        if self.failure is None or not self.failure.traceback:
-            return self.summary
-        return f"{self.summary.partition(':')[0]}\n{self.failure.traceback.rstrip()}"
 
 
 class Stopped(Exception):
@@ -167,7 +138,7 @@ class Supervisor:
                     raise
                 return self._stop()
             except Trouble as sign:
-                trouble = self._find_cause(sign)
+                trouble = self._settle(sign)
             self._take_down(layout, trouble)
             failures = 1 if time.monotonic() - serving_since > self._patience.stable else failures + 1
             if not self._has_served or failures > self._patience.restarts:
@@ -228,23 +199,23 @@ class Supervisor:
             raise Trouble(f"not ready within {self._patience.startup:g} s: {names}")
         if isinstance(happening, Signalled):
             raise Stopped(happening.signum)
-        trouble = _trouble(happening)
+        trouble = trouble_of(happening)
         if trouble is not None:
             raise trouble
         assert isinstance(happening, Said)
         return happening
 
-    def _find_cause(self, sign: Trouble) -> Trouble:
+    def _settle(self, sign: Trouble) -> Trouble:
         """Tell clients, then look for a moment whether something else went wrong first."""
         assert self._api is not None
         self._api.send(DownEvent(sign.summary))
         troubles = [sign]
-        deadline = time.monotonic() + self._patience.settle
+        deadline = time.monotonic() + SETTLE_SECONDS
         while self._watch.children and (happening := self._watch.next(deadline)) is not None:
             if isinstance(happening, Signalled):
                 raise Stopped(happening.signum)
-            troubles += [trouble] if (trouble := _trouble(happening)) else []
-        return min(troubles, key=lambda trouble: trouble.weight)
+            troubles += [trouble] if (trouble := trouble_of(happening)) else []
+        return find_cause(troubles)
 
     def _take_down(self, layout: Layout, trouble: Trouble) -> None:
         self._watch.end(self._group, self._patience.grace)
@@ -283,7 +254,7 @@ class Supervisor:
             happening = self._watch.next(deadline)
             if isinstance(happening, Signalled):
                 raise Stopped(happening.signum)
-            trouble = _trouble(happening) if happening else Trouble(f"did not leave: {self._names()}")
+            trouble = trouble_of(happening) if happening else Trouble(f"did not leave: {self._names()}")
             if trouble is not None and not _left_in_order(happening):
                 logger.error("%s", trouble.summary)
                 return 1
@@ -292,18 +263,6 @@ class Supervisor:
 
     def _names(self) -> str:
         return ", ".join(child.name for child in self._watch.children)
-
-
-def _trouble(happening: Happening) -> Trouble | None:
-    """What is wrong with a child that said this or ended."""
-    match happening:
-        case Said(child, Failed() as failure):
-            return Trouble(f"{child.name} failed: {failure.error}", failure, 2 if failure.is_consequence else 1)
-        case Exited(child) if child.failure is not None:
-            return _trouble(Said(child, child.failure))
-        case Exited(child):
-            return Trouble(f"{child.name} ended with {child.describe_exit()}", None, 0)
-    return None
 
 
 def _check_not_stuck(status: Status, generation: int) -> None:

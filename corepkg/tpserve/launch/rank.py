@@ -1,0 +1,180 @@
+"""The composition of one rank: the only place where links, scheduler and engine meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from tpserve.api import Comm, CommContext, FanoutReceiver, FanoutSender, PipeReceiver, Sync, SyncContext, Transport
+from tpserve.launch.compose import Part, load_part
+from tpserve.launch.post import Post
+from tpserve.models.config import ModelConfig
+from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.replies import NullReplies, ReplySink
+from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, RoundSource, SingleSource
+from tpserve.scheduler.scheduler import Scheduler
+from tpserve.step import Engine, EngineLimits
+
+__all__ = ["Intake", "Rank", "compose_rank"]
+
+Intake = PipeReceiver | OfflineSource
+"""Where the leader's messages come from: the pipe from the tokenizers, or a feed in the same process."""
+
+
+class Rank:
+    """One rank, ready to run; a context manager that closes what was made for it.
+
+    Attributes:
+        scheduler: its loop.
+        log: its decisions.
+        limits: what its engine has; the same on every rank.
+    """
+
+    def __init__(self, scheduler: Scheduler, log: DecisionLog, limits: EngineLimits, resources: ExitStack) -> None:
+        self.scheduler = scheduler
+        self.log = log
+        self.limits = limits
+        self._resources = resources
+
+    def close(self) -> None:
+        """Close the links, then the engine. May be called twice."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def compose_rank(
+    post: Post,
+    *,
+    intake: Intake | None = None,
+    replies: ReplySink | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rank:
+    """Compose rank ``post.index`` and wait until all ranks have come as far.
+
+    Args:
+        post: who this is, and among whom.
+        intake: the leader's messages; None on followers.
+        replies: where the leader's outputs go; None on followers.
+        progress: called while weights are loaded with the bytes done and their total.
+
+    Raises:
+        ModelError: the weights are damaged or incomplete.
+        LaunchError: they do not fit.
+        DeadlineExceeded: not all ranks came within ``config.startup_timeout``.
+    """
+    deadline = time.monotonic() + post.config.startup_timeout
+    log = DecisionLog(post.index)
+    resources = ExitStack()
+    try:
+        engine = _build_engine(post, progress)
+        resources.callback(engine.close)
+        source = _build_source(post, intake, log, resources, deadline)
+        resources.callback(source.close)
+        scheduler = Scheduler(
+            source,
+            replies or NullReplies(),
+            engine,
+            load_part(post.composition.policy)(),
+            log,
+            max_running=post.config.max_running,
+            max_step_tokens=post.config.max_step_tokens,
+            shutdowns=post.config.tokenizers,
+        )
+    except BaseException:
+        resources.close()
+        raise
+    return Rank(scheduler, log, engine.limits, resources)
+
+
+def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> Engine:
+    import torch
+
+    from tpserve.engine.build import build_engine
+
+    place, composition = post.composition.places[post.index], post.composition
+    torch.set_num_threads(place.threads)
+    return build_engine(
+        msgspec.structs.replace(post.config, dtype=composition.dtype),
+        ModelConfig.from_folder(post.model.path),
+        post.model.path,
+        composition.partitions[post.index],
+        place.device,
+        load_part(composition.attention),
+        load_part(composition.ops)(),
+        _join_comm(post, composition.comm) if composition.comm else None,
+        progress,
+    )
+
+
+def _join_comm(post: Post, part: Part) -> Comm:
+    context = CommContext(
+        rank=post.index,
+        size=post.config.tp,
+        run_dir=post.layout.directory,
+        name=post.layout.name("comm"),
+        device=post.composition.places[post.index].device,
+        timeout=post.config.watchdog,
+    )
+    comm: Comm = load_part(part)(context)
+    return comm
+
+
+def _build_source(
+    post: Post, intake: Intake | None, log: DecisionLog, resources: ExitStack, deadline: float
+) -> RoundSource:
+    if isinstance(intake, OfflineSource):
+        return intake
+    config = post.config
+    caps = Caps(config.max_messages_per_round, config.max_round_bytes)
+    if config.tp == 1:
+        assert intake is not None
+        return SingleSource(intake, caps)
+    fanout = _join_fanout(post, resources, deadline)
+    sync = _join_sync(post, fanout, deadline)
+    if isinstance(fanout, FanoutSender):
+        assert intake is not None
+        return LeaderSource(intake, fanout, sync, log, caps, config.heartbeat, config.watchdog)
+    return FollowerSource(fanout, sync, log, config.watchdog, post.index)
+
+
+def _join_fanout(post: Post, resources: ExitStack, deadline: float) -> FanoutSender | FanoutReceiver:
+    assert post.composition.transport is not None
+    transport: Transport = load_part(post.composition.transport)()
+    resources.callback(transport.close)
+    address, followers = post.layout.fanout, post.config.tp - 1
+    fanout = (
+        transport.fanout_sender(address, followers)
+        if post.index == 0
+        else transport.fanout_receiver(address, post.index - 1, followers)
+    )
+    fanout.connect(deadline)
+    return fanout
+
+
+def _join_sync(post: Post, fanout: FanoutSender | FanoutReceiver, deadline: float) -> Sync:
+    assert post.composition.sync is not None
+    context = SyncContext(
+        rank=post.index,
+        size=post.config.tp,
+        run_dir=post.layout.directory,
+        name=post.layout.name("sync"),
+        fanout=fanout,
+    )
+    sync: Sync = load_part(post.composition.sync)(context)
+    sync.connect(deadline)
+    return sync
