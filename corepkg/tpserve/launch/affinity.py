@@ -78,7 +78,10 @@ def parse_cpus(text: str) -> list[int]:
     cpus: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        cpus.extend(range(int(first), int(last or first) + 1))
+        stretch = range(int(first), int(last or first) + 1)
+        if not stretch:
+            raise ValueError(f"{part!r} is empty")
+        cpus.extend(stretch)
     return cpus
 
 

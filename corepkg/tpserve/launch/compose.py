@@ -115,17 +115,16 @@ def resolve(
     kernels = KERNELS[device.type]
     fits_attention = partial(check_attention, config, model, device, dtype)
     chooser = _Chooser(registry, config)
-    transport = chooser.choose("transport", config.transport, TRANSPORTS, check_fanout) if several else None
+    fits_transport = partial(check_fanout, several or not offline)
+    transport = chooser.choose_if(several, "transport", config.transport, TRANSPORTS, fits_transport)
     return Composition(
         transport=transport,
         pipes=None if offline else _pipes(chooser, config, transport),
-        sync=chooser.choose("sync", config.sync, SYNCS, anything) if several else None,
+        sync=chooser.choose_if(several, "sync", config.sync, SYNCS, anything),
         policy=chooser.choose("policy", config.policy, POLICIES, anything),
         attention=chooser.choose("attention", config.attn, kernels, fits_attention),
         ops=chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype)),
-        comm=chooser.choose("comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
-        if several
-        else None,
+        comm=chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device)),
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
@@ -173,6 +172,11 @@ class _Chooser:
             else:
                 return msgspec.structs.replace(part, reason=_auto_reason(candidates, passed))
         raise UnavailablePlugin(f"no {kind} can be used: {'; '.join(passed)}", f"{kind}s: {', '.join(candidates)}")
+
+    def choose_if(self, needed: bool, kind: str, wanted: str, candidates: Sequence[str], check: Check) -> Part | None:
+        """As :meth:`choose`; None where none is needed, but then too one that is asked for must be able to do it."""
+        part = self.choose(kind, wanted, candidates, check) if needed or wanted != AUTO else None
+        return part if needed else None
 
     def _take(self, kind: str, name: str, check: Check, general: bool) -> Part:
         plugin = self._registry.load(kind, name)

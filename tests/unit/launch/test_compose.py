@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.conftest import Site
+
+from tpserve.config import ServeConfig
+from tpserve.errors import (
+    ConfigError,
+    LaunchError,
+    ModelError,
+    UnavailablePlugin,
+    UnknownPlugin,
+    UnsupportedByPlugin,
+)
+from tpserve.launch.compose import Composition, load_part, resolve
+from tpserve.launch.devices import Accelerators, choose_device
+from tpserve.models.config import ModelConfig, Rope
+from tpserve.plugins.registry import Registry
+from tpserve.policies.fcfs import FcfsPolicy
+
+NONE = Accelerators(reason="no NVIDIA driver")
+TWO = Accelerators(count=2, sm=90)
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden=576,
+    layers=2,
+    q_heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate=1536,
+    vocab_size=1000,
+    tie_embeddings=True,
+    rope=Rope(10000.0),
+    rms_eps=1e-5,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    sliding_window=0,
+    max_context=1024,
+    eos_ids=(0,),
+    dtype="float32",
+)
+PICKY = """
+from tpserve.api import (AttentionCapabilities, AttentionSpec, CommCapabilities, CommSpec, OpsCapabilities, OpsSpec,
+    TransportCapabilities, TransportSpec, hookimpl)
+TPSERVE_API = 1
+
+@hookimpl
+def tpserve_transports():
+    return [
+        TransportSpec(name="fan", summary="s", factory="m:C", capabilities=TransportCapabilities(pipes=False)),
+        TransportSpec(
+            name="pipe", summary="s", factory="m:C", capabilities=TransportCapabilities(pipes=True, fanout=False)
+        ),
+    ]
+
+@hookimpl
+def tpserve_attentions():
+    return [AttentionSpec(name="picky", summary="s", factory="m:C", capabilities=AttentionCapabilities({}))]
+
+@hookimpl
+def tpserve_ops():
+    return [OpsSpec(name="picky", summary="s", factory="m:C", capabilities=OpsCapabilities({}))]
+
+@hookimpl
+def tpserve_comms():
+    return [CommSpec(name="picky", summary="s", factory="m:C", capabilities=CommCapabilities({}))]
+"""
+
+
+def composed(accelerators: Accelerators = NONE, *, model: ModelConfig = MODEL, **settings: Any) -> Composition:
+    return resolve(ServeConfig(**settings), model, Registry.discover(), accelerators)
+
+
+def changed(**fields: Any) -> ModelConfig:
+    return ModelConfig(**{name: getattr(MODEL, name) for name in ModelConfig.__struct_fields__} | fields)
+
+
+def add_picky(site: Site, **capabilities: str) -> None:
+    filled = PICKY
+    for kind in ("Attention", "Ops", "Comm"):
+        filled = filled.replace(
+            f"{kind}Capabilities({{}})", f"{kind}Capabilities({capabilities.get(kind.lower(), '')})"
+        )
+    names = ("transport.fan", "transport.pipe", "attention.picky", "ops.picky", "comm.picky")
+    site.add("picky", dict.fromkeys(names, "picky_plugin"), {"picky_plugin.py": filled})
+
+
+def test_one_rank_needs_pipes_and_kernels_only() -> None:
+    found = composed()
+    assert (found.transport, found.sync, found.comm) == (None, None, None)
+    assert found.pipes is not None
+    assert (found.pipes.name, found.policy.name, found.attention.name, found.ops.name) == (
+        "zmq",
+        "fcfs",
+        "torch",
+        "torch",
+    )
+    assert found.device.type == "cpu"
+    assert found.device.reason == "auto: no NVIDIA driver"
+
+
+def test_several_ranks_need_all() -> None:
+    found = composed(tp=2)
+    assert found.transport is not None
+    assert found.sync is not None
+    assert found.comm is not None
+    assert (found.transport.name, found.sync.name, found.comm.name) == ("zmq", "gloo", "gloo")
+    assert found.pipes == found.transport.__class__(
+        "transport", "zmq", "as the transport", found.transport.provider, {}
+    )
+    assert [partition.q_heads.size for partition in found.partitions] == [6, 3]
+
+
+def test_an_offline_engine_needs_no_pipes() -> None:
+    config = ServeConfig(transport="inproc")
+    assert resolve(config, MODEL, Registry.discover(), NONE, offline=True).pipes is None
+
+
+def test_what_was_asked_for_is_taken_and_says_so() -> None:
+    found = composed(tp=2, transport="nng", options={"transport": {"send_buffer": 4096}})
+    assert found.transport is not None
+    assert (found.transport.name, found.transport.reason) == ("nng", "asked for")
+    assert found.transport.options == {"send_buffer": 4096}
+
+
+def test_pipes_may_be_another_transport_whose_general_options_are_not_meant_for_it() -> None:
+    options = {"transport": {"send_buffer": 4096}, "transport.nng": {"batch": 64}}
+    found = composed(tp=2, transport="zmq", pipe_transport="nng", options=options)
+    assert found.transport is not None
+    assert found.pipes is not None
+    assert found.transport.options == {"send_buffer": 4096}
+    assert (found.pipes.name, found.pipes.options) == ("nng", {"batch": 64})
+
+
+def test_a_transport_without_pipes_gets_those_of_another(site: Site) -> None:
+    add_picky(site)
+    found = composed(tp=2, transport="fan")
+    assert found.pipes is not None
+    assert (found.pipes.name, found.pipes.reason) == ("zmq", "auto: the first of zmq, nng; transport.fan has no pipes")
+    assert composed(transport="fan").pipes == found.pipes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transport": "inproc"}, "transport.inproc works inside one process only"),
+        ({"transport": "inproc", "tp": 2}, "transport.inproc works inside one process only"),
+        ({"pipe_transport": "inproc"}, "transport.inproc works inside one process only"),
+        ({"transport": "pipe", "tp": 2}, "transport.pipe has no fan-out"),
+        ({"transport": "zmq", "tp": 2, "pipe_transport": "fan"}, "transport.fan has no pipes"),
+        ({"transport": "fan", "tp": 2, "pipe_transport": "fan"}, "transport.fan has no pipes"),
+    ],
+)
+def test_a_transport_that_cannot_is_refused(site: Site, settings: dict[str, Any], message: str) -> None:
+    add_picky(site)
+    with pytest.raises(UnsupportedByPlugin, match=message):
+        composed(**settings)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "settings", "message"),
+    [
+        ("devices=('cuda',)", {}, "runs on cuda, not cpu"),
+        ("dtypes=('bfloat16', 'float16')", {}, "computes in bfloat16, float16, not float32"),
+        ("head_dims=(128,)", {}, "has head sizes 128, and the model's is 64"),
+        ("page_sizes=(1, 32)", {}, "has page sizes 1, 32, not 16"),
+        ("min_sm=75", {}, "needs compute capability 7.5, and the device has 0"),
+        ("sliding_window=False", {"model": changed(sliding_window=8)}, "has no sliding window"),
+    ],
+)
+def test_attention_that_cannot_is_refused(
+    site: Site, capabilities: str, settings: dict[str, Any], message: str
+) -> None:
+    add_picky(site, attention=capabilities)
+    with pytest.raises(UnsupportedByPlugin, match=f"attention.picky {message}") as refused:
+        composed(attn="picky", **settings)
+    assert refused.value.hint == "--attn auto takes one that can"
+
+
+def test_ops_and_comm_that_cannot_are_refused(site: Site) -> None:
+    add_picky(site, ops="dtypes=('float16',)", comm="devices=('cuda',), shared_device=False")
+    with pytest.raises(UnsupportedByPlugin, match=r"ops\.picky computes in float16, not float32"):
+        composed(ops="picky")
+    with pytest.raises(UnsupportedByPlugin, match=r"comm\.picky combines tensors of cuda, not cpu"):
+        composed(tp=2, comm="picky")
+    with pytest.raises(UnsupportedByPlugin, match="needs a device for each rank"):
+        composed(TWO, tp=2, device_step=0, comm="picky")
+    assert composed(TWO, tp=2, comm="picky").comm is not None
+
+
+def test_auto_passes_what_is_unavailable_and_says_why() -> None:
+    found = composed(TWO)
+    assert found.attention.name == "torch"
+    assert "flashinfer is unavailable" in found.attention.reason
+    assert "triton is unavailable" in found.attention.reason
+
+
+def test_nothing_that_auto_knows_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry([entry for entry in Registry.discover().entries() if entry.name not in ("zmq", "nng")])
+    with pytest.raises(UnavailablePlugin, match="no transport can be used"):
+        resolve(ServeConfig(), MODEL, registry, NONE)
+
+
+def test_wrong_names_options_and_sizes() -> None:
+    with pytest.raises(UnknownPlugin):
+        composed(sync="nonesuch")
+    with pytest.raises(UnavailablePlugin):
+        composed(attn="flashinfer")
+    with pytest.raises(ConfigError, match="no option 'nonesuch'"):
+        composed(options={"transport": {"nonesuch": 1}})
+    with pytest.raises(ModelError, match="cannot be split over 2"):
+        composed(tp=2, model=changed(kv_heads=1, q_heads=1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "accelerators", "expected"),
+    [
+        ({}, MODEL, NONE, "float32"),
+        ({}, changed(dtype="bfloat16"), NONE, "bfloat16"),
+        ({}, changed(dtype="float16"), NONE, "float32"),
+        ({}, MODEL, TWO, "bfloat16"),
+        ({"dtype": "float16"}, MODEL, TWO, "float16"),
+    ],
+)
+def test_dtype(settings: dict[str, Any], model: ModelConfig, accelerators: Accelerators, expected: str) -> None:
+    assert composed(accelerators, model=model, **settings).dtype == expected
+
+
+def test_device() -> None:
+    assert choose_device("auto", 2, TWO).type == "cuda"
+    assert choose_device("cpu", 1, TWO).type == "cpu"
+    with pytest.raises(LaunchError, match="no CUDA device can be used: no NVIDIA driver"):
+        choose_device("cuda", 1, NONE)
+    with pytest.raises(LaunchError, match="need 3 CUDA devices and there are 2"):
+        choose_device("auto", 3, TWO)
+
+
+def test_a_part_is_loaded_with_its_options_bound() -> None:
+    assert isinstance(load_part(composed().policy)(), FcfsPolicy)
