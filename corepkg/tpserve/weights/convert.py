@@ -8,22 +8,18 @@ which holds them exactly.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpserve.errors import UserError
 from tpserve.models.config import DType, ModelConfig
 from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-__all__ = ["CONVERTER_VERSION", "main"]
+__all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
 
 CONVERTER_VERSION = 1
 """Part of the cache's key; raised when the folders that come out change."""
@@ -77,32 +73,21 @@ def _end_with_parent() -> None:
 def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # all that is needed is in the file
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    import transformers
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
     _say(f"storing the weights as {dtype}")
     where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
-    where["config"] = AutoConfig.from_pretrained(**where)  # handed on, or each call would parse the file again for it
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
-    _save(model, folder)
+    # Handed on, or each call would parse the file again for it.
+    where["config"] = transformers.AutoConfig.from_pretrained(**where)
+    transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    # Releases that have this class keep weights packed unless told not to; older ones know no other way.
+    if hasattr(transformers, "GgufConfig"):
+        where["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder)
     ModelConfig.from_folder(folder)
-
-
-def _save(model: PreTrainedModel, folder: Path) -> None:
-    """Do what ``save_pretrained`` refuses for a model that came from a quantised file."""
-    from huggingface_hub import save_torch_state_dict
-
-    config = copy.deepcopy(model.config)
-    del config.quantization_config
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
-    tied = ["lm_head.weight"] if config.tie_word_embeddings else []
-    save_torch_state_dict(model.state_dict(), folder, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
 
 
 if __name__ == "__main__":
