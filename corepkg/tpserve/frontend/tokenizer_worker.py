@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tpserve.api import PipeReceiver, PipeSender
 from tpserve.envelope import Opener, Sealer
 from tpserve.errors import RequestError
+from tpserve.frontend.fit import fit
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import (
     ChatPrompt,
@@ -101,45 +102,8 @@ class _Worker:
             tokens = self._codec.encode(prompt)
         else:
             tokens = prompt
-        max_tokens = self._fit(tokens, message.params.max_tokens, _field(message))
+        max_tokens = fit(tokens, message.params.max_tokens, self._limits, _field(message))
         return Generate(message.uid, tokens, replace(message.params, max_tokens=max_tokens), message.output_ids)
-
-    def _fit(self, tokens: list[int], max_tokens: int | None, field: str) -> int:
-        """Check a prompt against the limits; how many tokens may follow it."""
-        limits = self._limits
-        pool = limits.pages * limits.page_size
-        if not tokens:
-            raise RequestError("the prompt is empty", field)
-        if not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
-            raise RequestError(f"token ids must be from 0 to {limits.vocab_size - 1}", field)
-        if len(tokens) >= limits.max_context:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens; the context holds {limits.max_context}, output included",
-                field,
-                "context_length_exceeded",
-            )
-        if len(tokens) >= pool:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens; the KV pool holds {pool}, output included",
-                field,
-                "kv_pool_exceeded",
-            )
-        if max_tokens is None:
-            return min(limits.max_context, pool) - len(tokens)
-        total = len(tokens) + max_tokens
-        if total > limits.max_context:
-            raise RequestError(
-                f"{len(tokens)} tokens of prompt and {max_tokens} of output exceed the context of {limits.max_context}",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        if -(-total // limits.page_size) > limits.pages:
-            raise RequestError(
-                f"{len(tokens)} tokens of prompt and {max_tokens} of output exceed the KV pool of {pool}",
-                "max_tokens",
-                "kv_pool_exceeded",
-            )
-        return max_tokens
 
     def _forward(self, message: RankMessage) -> None:
         self._to_rank.send(self._rank_sealer.seal(encode(message)), math.inf)
