@@ -6,6 +6,7 @@ What people wrote stands above the marker line and is left alone.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def argument_name(argument: Any) -> str:
 
 
 def cell(text: str | None) -> str:
-    """A text as it may stand in a table."""
-    return " ".join((text or "").split()).replace("|", "\\|")
+    """A text as it may stand in a table, without the marks that colour it in a terminal."""
+    return " ".join(re.sub(r"\[/?dim\]", "", text or "").split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

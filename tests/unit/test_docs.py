@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -79,6 +80,18 @@ def test_every_name_on_the_page_exists(name: str) -> None:
     except ModuleNotFoundError:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute)
+
+
+def test_the_reference_of_the_command_line_is_up_to_date() -> None:
+    location = ROOT / "scripts" / "cli_reference.py"
+    spec = importlib.util.spec_from_file_location("cli_reference", location)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    current = script.PAGE.read_text(encoding="utf-8")
+    assert current == script.page(current), "docs/cli.md is not up to date: run make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -31,7 +31,7 @@ def get_model() -> None:
 def model_path(
     model: Annotated[
         str,
-        typer.Argument(metavar="[MODEL]", help="A folder, a .gguf file or a hub id; the embedded model if left out."),
+        typer.Argument(metavar="MODEL", help="A folder, a .gguf file or a hub id; the embedded model if left out."),
     ] = "",
 ) -> None:
     """Print the folder that would be served.
