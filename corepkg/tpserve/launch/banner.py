@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from tpserve.launch import protocol
 from tpserve.launch.compose import Composition, Part
@@ -54,14 +54,17 @@ class Banner:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(file=sys.stderr, highlight=False)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def composition(self, rows: Sequence[Row]) -> None:
         """Print what the server is made of."""
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         self._console.print(f"tpserve {__version__}")
-        self._console.print(table(rows))
+        for what, which, why in rows:
+            line = Text(f"  {what.ljust(widths[0])}  {which.ljust(widths[1])}  ").append(why, style="dim")
+            self._console.print(line, soft_wrap=True)
 
     def progress(self, progress: protocol.Progress) -> None:
         """Move the bar of loading; terminals only."""
@@ -89,14 +92,6 @@ class Banner:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """Lay rows out in columns."""
-    grid = Table.grid(padding=(0, 2))
-    for row in rows:
-        grid.add_row(f"  {row[0]}", *row[1:])
-    return grid
 
 
 def _why(part: Part) -> str:

@@ -1,0 +1,119 @@
+"""``tpserve launch`` up to the point where processes start."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpserve.config import ServeConfig
+from tpserve.settings import flag_name
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder whose shape can be read and whose weights cannot."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("not weights")
+    return str(folder)
+
+
+def test_every_setting_has_a_flag(run_cli: Any) -> None:
+    shown = run_cli("launch", "--help").stdout
+    flags = [flag_name(field) for field in ServeConfig.__struct_fields__ if field not in ("model", "options")]
+    assert [flag for flag in [*flags, "--option", "-o", "--config", "--dry-run", "--json"] if flag not in shown] == []
+
+
+def test_a_dry_run_prints_the_composition_and_reads_no_weights(run_cli: Any, model: str) -> None:
+    done = run_cli("launch", model, "--tp", "2", "--transport", "nng", "--dry-run")
+    assert done.returncode == 0
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "small" in rows["model"]
+    assert "6+3 query heads, 2+1 KV heads" in rows["tp"]
+    assert "nng" in rows["transport"]
+    assert "asked for" in rows["transport"]
+    assert "auto" in rows["sync"]
+
+
+def test_a_dry_run_prints_json(run_cli: Any, model: str) -> None:
+    done = run_cli("launch", model, "--tp", "3", "--dry-run", "--json", "-o", "transport.send_buffer=65536")
+    plan = json.loads(done.stdout)
+    assert plan["config"]["tp"] == 3
+    assert plan["folder"]["name"] == "small"
+    assert plan["composition"]["transport"]["name"] == "zmq"
+    assert plan["composition"]["transport"]["options"] == {"send_buffer": "65536"}
+    assert [share["q_heads"] for share in plan["composition"]["partitions"]] == [
+        {"start": 0, "stop": 3},
+        {"start": 3, "stop": 6},
+        {"start": 6, "stop": 9},
+    ]
+
+
+def test_flags_win_over_environment_and_file(
+    run_cli: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("tp: 3\npage_size: 8\nmax_running: 7\n")
+    monkeypatch.setenv("TPSERVE_PAGE_SIZE", "32")
+    monkeypatch.setenv("TPSERVE_MAX_RUNNING", "9")
+    monkeypatch.setenv("TPSERVE_MAX_RUNING", "1")
+    done = run_cli("launch", model, "--config", str(file), "--max-running", "5", "--dry-run", "--json")
+    config = json.loads(done.stdout)["config"]
+    assert (config["tp"], config["page_size"], config["max_running"]) == (3, 32, 5)
+    assert done.stderr == "warning: TPSERVE_MAX_RUNING sets nothing; did you mean TPSERVE_MAX_RUNNING?\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--tp", "2", "--attn", "flashinfer"], "error: attention.flashinfer is unavailable: "),
+        (["--transport", "inproc"], "error: transport.inproc works inside one process only\n"),
+        (["--sync", "nonesuch"], "error: there is no sync plugin named 'nonesuch'\n"),
+        (["--tp", "5"], "error: a model with 9 query heads and 3 KV heads cannot be split over 5 ranks\n"),
+        (["--device", "cuda"], "error: no CUDA device can be used: "),
+        (["--port", "70000"], "error: --port: expected an integer from 0 to 65535, found 70000\n"),
+        (["-o", "transport.nonesuch=1"], "error: transport.zmq has no option 'nonesuch'\n"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags: list[str], error: str) -> None:
+    done = run_cli("launch", model, "--dry-run", *flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith(error)
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_busy_port_is_noticed_before_anything_is_loaded(run_cli: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run_cli("launch", "/no/such/model", "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: port {port} on 127.0.0.1 is already in use\nhint: Choose another with --port; 0 takes a free one\n"
+    )
+
+
+def test_json_without_a_dry_run(run_cli: Any) -> None:
+    done = run_cli("launch", "--json")
+    assert (done.returncode, done.stderr) == (2, "error: --json goes with --dry-run\n")
