@@ -102,7 +102,7 @@ def generate(
     lines = read_lines(source, {"max_tokens": max_tokens, "temperature": temperature})
     given = {"model": model, "tp": tp, "device": device, "dtype": dtype, "threads": threads}
     settings = load_settings(given, option or [], config, os.environ)
-    with _Bars() as bars:
+    with _Bars(results_are_elsewhere=output is not None or not sys.stdout.isatty()) as bars:
         _complete(source, lines, settings, output, bars)
 
 
@@ -221,15 +221,17 @@ def _opened(output: Path | None) -> Iterator[IO[bytes]]:
 
 
 class _Bars:
-    """Progress bars on a terminal, nothing elsewhere."""
+    """Progress bars, if standard error is a terminal that does not show the results as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, results_are_elsewhere: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._progress = Progress(
+            *columns, console=console, disable=not (console.is_terminal and results_are_elsewhere)
+        )
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
