@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
+from threading import Thread, Timer
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -19,12 +23,19 @@ PACKAGES = [ROOT, *sorted(folder.parent for folder in ROOT.glob("plugins/*/pypro
 pytestmark = pytest.mark.slow
 
 
+HANG = 300
+"""Seconds after which something is taken to hang."""
+
+
+def environ() -> dict[str, str]:
+    """The environment, in which nothing points at the checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command in which nothing points at the checkout, and return its output."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False
-    )
+    """Run a command and return its output."""
+    arguments = [str(part) for part in command]
+    done = subprocess.run(arguments, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -115,3 +126,33 @@ def test_plugins_load_from_the_wheels(installed: Path, tmp_path: Path) -> None:
     )
 
     assert Path(run(installed / "python", "-c", code, cwd=tmp_path).strip()).is_relative_to(installed.parent)
+
+
+def test_a_server_starts_answers_and_stops(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed / "tpserve"), "launch", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ(), stderr=subprocess.PIPE, text=True) as server:
+        guard = Timer(HANG, server.kill)
+        guard.start()
+        try:
+            url = address(server)
+            assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+            body = {"prompt": "1, 2, 3, 4,", "max_tokens": 6, "temperature": 0}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=HANG, trust_env=False)
+            assert answer.json()["choices"][0]["text"].startswith(" 5, 6")
+            server.send_signal(signal.SIGINT)
+            assert server.wait(HANG) == 0
+        finally:
+            guard.cancel()
+            server.terminate()
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    """Where a server that is starting can be reached, once it can."""
+    assert server.stderr is not None
+    lines = []
+    for line in server.stderr:
+        lines.append(line)
+        if found := re.search(r"ready at (\S+)", line):
+            Thread(target=server.stderr.read, daemon=True).start()
+            return found[1]
+    pytest.fail("the server did not start: " + "".join(lines))

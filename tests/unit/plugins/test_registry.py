@@ -189,3 +189,13 @@ def test_the_parts_that_tpserve_brings_are_available() -> None:
 
     assert {status.state for status in registry.statuses(entries)} == {"available"}
     assert {entry.kind for entry in entries} == {"transport", "sync", "policy", "attention", "ops", "comm"}
+
+
+def test_what_is_available_can_be_imported() -> None:
+    registry = Registry.discover()
+    entries = [entry for entry in registry.entries() if entry.distribution.startswith("tpserve")]
+    available = [e for e, s in zip(entries, registry.statuses(entries), strict=True) if s.state == "available"]
+
+    assert len(available) >= 6
+    for entry in available:
+        assert registry.describe(entry).factory().__name__
