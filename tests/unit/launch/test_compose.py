@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.conftest import Site
+from tests.unit.launch.sample import MODEL, NONE, TWO
 
 from tpserve.config import ServeConfig
 from tpserve.errors import (
@@ -16,33 +16,10 @@ from tpserve.errors import (
 )
 from tpserve.launch.compose import Composition, load_part, resolve
 from tpserve.launch.devices import Accelerators, choose_device
-from tpserve.models.config import ModelConfig, Rope
+from tpserve.models.config import ModelConfig
 from tpserve.plugins.registry import Registry
 from tpserve.policies.fcfs import FcfsPolicy
 
-NONE = Accelerators(reason="no NVIDIA driver")
-TWO = Accelerators(count=2, sm=90)
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    hidden=576,
-    layers=2,
-    q_heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    vocab_size=1000,
-    tie_embeddings=True,
-    rope=Rope(10000.0),
-    rms_eps=1e-5,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    sliding_window=0,
-    max_context=1024,
-    eos_ids=(0,),
-    dtype="float32",
-)
 PICKY = """
 from tpserve.api import (AttentionCapabilities, AttentionSpec, CommCapabilities, CommSpec, OpsCapabilities, OpsSpec,
     TransportCapabilities, TransportSpec, hookimpl)
@@ -79,7 +56,7 @@ def changed(**fields: Any) -> ModelConfig:
     return ModelConfig(**{name: getattr(MODEL, name) for name in ModelConfig.__struct_fields__} | fields)
 
 
-def add_picky(site: Site, **capabilities: str) -> None:
+def add_picky(site: Any, **capabilities: str) -> None:
     filled = PICKY
     for kind in ("Attention", "Ops", "Comm"):
         filled = filled.replace(
@@ -136,7 +113,7 @@ def test_pipes_may_be_another_transport_whose_general_options_are_not_meant_for_
     assert (found.pipes.name, found.pipes.options) == ("nng", {"batch": 64})
 
 
-def test_a_transport_without_pipes_gets_those_of_another(site: Site) -> None:
+def test_a_transport_without_pipes_gets_those_of_another(site: Any) -> None:
     add_picky(site)
     found = composed(tp=2, transport="fan")
     assert found.pipes is not None
@@ -155,7 +132,7 @@ def test_a_transport_without_pipes_gets_those_of_another(site: Site) -> None:
         ({"transport": "fan", "tp": 2, "pipe_transport": "fan"}, "transport.fan has no pipes"),
     ],
 )
-def test_a_transport_that_cannot_is_refused(site: Site, settings: dict[str, Any], message: str) -> None:
+def test_a_transport_that_cannot_is_refused(site: Any, settings: dict[str, Any], message: str) -> None:
     add_picky(site)
     with pytest.raises(UnsupportedByPlugin, match=message):
         composed(**settings)
@@ -172,16 +149,14 @@ def test_a_transport_that_cannot_is_refused(site: Site, settings: dict[str, Any]
         ("sliding_window=False", {"model": changed(sliding_window=8)}, "has no sliding window"),
     ],
 )
-def test_attention_that_cannot_is_refused(
-    site: Site, capabilities: str, settings: dict[str, Any], message: str
-) -> None:
+def test_attention_that_cannot_is_refused(site: Any, capabilities: str, settings: dict[str, Any], message: str) -> None:
     add_picky(site, attention=capabilities)
     with pytest.raises(UnsupportedByPlugin, match=f"attention.picky {message}") as refused:
         composed(attn="picky", **settings)
     assert refused.value.hint == "--attn auto takes one that can"
 
 
-def test_ops_and_comm_that_cannot_are_refused(site: Site) -> None:
+def test_ops_and_comm_that_cannot_are_refused(site: Any) -> None:
     add_picky(site, ops="dtypes=('float16',)", comm="devices=('cuda',), shared_device=False")
     with pytest.raises(UnsupportedByPlugin, match=r"ops\.picky computes in float16, not float32"):
         composed(ops="picky")

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.unit.launch.test_compose import MODEL, NONE, TWO
+from tests.unit.launch.sample import MODEL, NONE, TWO
 
 from tpserve.config import ServeConfig
 from tpserve.errors import LaunchError

@@ -1,0 +1,125 @@
+"""The whole server's life: it comes up, answers, is stopped in every way there is, and leaves nothing."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.launched import Launched, wait_for
+
+from tpserve.testing.models import make_model
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model with three KV heads."""
+    return make_model(tmp_path_factory.mktemp("models") / "small", "llama")
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def launch(runtime: Path, model: Path) -> Iterator[Launch]:
+    servers: list[Launched] = []
+
+    def start(*flags: str, folder: Path = model) -> Launched:
+        servers.append(Launched(runtime, str(folder), "--kv-tokens", "4096", *flags))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.parametrize("flags", [[], ["--tp", "2", "--transport", "zmq"], ["--tp", "3", "--transport", "nng"]])
+def test_it_serves_and_a_signal_stops_it(launch: Launch, flags: list[str]) -> None:
+    server = launch(*flags)
+    server.await_ready()
+    ranks = int(flags[1]) if flags else 1
+    assert set(server.children()) == {"api", "tokenizer0", "detokenizer0", *(f"rank{n}" for n in range(ranks))}
+    assert server.health() == 200
+    assert server.chat().json()["usage"]["completion_tokens"] == 8
+    server.process.send_signal(signal.SIGINT if ranks == 1 else signal.SIGTERM)
+    assert server.end() == 0
+    assert "ERROR" not in server.text
+    assert server.left() == []
+
+
+def test_several_workers_of_each_kind(launch: Launch) -> None:
+    server = launch("--tp", "2", "--tokenizers", "2", "--detokenizers", "3")
+    server.await_ready()
+    assert {"tokenizer1", "detokenizer2"} <= set(server.children())
+    assert [server.chat().status_code for _ in range(3)] == [200] * 3
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert "ERROR" not in server.text
+
+
+def test_kill_9_leaves_no_process_and_the_next_start_sweeps(launch: Launch) -> None:
+    server = launch("--tp", "2")
+    server.await_ready()
+    server.process.kill()
+    assert server.end() == -signal.SIGKILL
+    assert len(server.left()) == 1
+    again = launch("--tp", "2")
+    again.await_child("api")
+    assert server.left() == again.left()
+    assert len(again.left()) == 1
+    again.process.send_signal(signal.SIGTERM)
+    assert again.end() == 128 + signal.SIGTERM
+    assert again.left() == []
+
+
+def test_a_rank_that_dies_is_answered_with_503_until_the_next_generation_serves(launch: Launch) -> None:
+    server = launch("--tp", "2")
+    server.await_ready()
+    before = server.children()
+    expected = server.chat().json()["choices"]
+    before["rank1"].kill()
+    assert wait_for(lambda: server.health() == 503)
+    assert server.chat().status_code == 503
+    server.await_ready(times=2)
+    assert server.health() == 200
+    assert server.chat().json()["choices"] == expected
+    assert server.children()["api"].pid == before["api"].pid
+    assert server.children()["rank0"].pid != before["rank0"].pid
+    assert "rank1 ended with signal SIGKILL" in server.text
+    assert server.text.count("Traceback") == 0
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert server.left() == []
+
+
+def test_damaged_weights_end_the_start_with_one_error(launch: Launch, model: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(model, tmp_path / "damaged"))
+    weights = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    server = launch("--tp", "2", folder=damaged)
+    assert server.end() == 2
+    assert server.text.count("error: ") == 1
+    assert f"cannot read {damaged}/model.safetensors" in server.text
+    assert "Traceback" not in server.text
+    assert server.left() == []
+
+
+def test_four_servers_side_by_side(launch: Launch) -> None:
+    servers = [launch() for _ in range(4)]
+    for server in servers:
+        server.await_ready()
+    assert len({server.url for server in servers}) == 4
+    assert len(servers[0].left()) == 4
+    assert [server.chat().status_code for server in servers] == [200] * 4
+    for server in servers:
+        server.process.send_signal(signal.SIGTERM)
+    assert [server.end() for server in servers] == [0] * 4
+    assert servers[0].left() == []
