@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +156,22 @@ def test_env_describes_machine_versions_and_plugins(run_cli: Any, monkeypatch: p
     assert report["warnings"] == ["TPSERVE_PRT sets nothing; did you mean TPSERVE_PORT?"]
     assert any(row["name"] == "zmq" for row in report["plugins"])
     assert "TPSERVE_PRT" in run_cli("env").stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'NVIDIA H200, 143771 MiB, 570.1, 9.0'", ["NVIDIA H200, 143771 MiB, 570.1, 9.0"]),
+        ("echo 'no devices were found' >&2; exit 6", ["nvidia-smi failed: no devices were found"]),
+    ],
+)
+def test_env_reports_what_nvidia_smi_says(
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: list[str]
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+    assert json.loads(run_cli("env", "--json").stdout)["machine"]["gpus"] == says
