@@ -51,6 +51,10 @@ class PromptError(RequestError):
 class LLM:
     """A model, ready to complete prompts; the scheduler runs on a thread of this process.
 
+        with LLM() as llm:
+            for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+                print(completion.text)
+
     With ``tp`` above 1 the other ranks are processes of their own. Nothing is left of them after :meth:`close`, which
     also happens at the end of a ``with`` block, and at the latest when this process ends.
 
@@ -163,9 +167,9 @@ class LLM:
             raise RequestError(f"neither a text, nor token ids, nor a ChatPrompt: {error}", "prompt") from None
 
     def _serve(self, requests: list[Generate]) -> Generator[Completion]:
+        answers = {request.uid: self._answer(index, request) for index, request in enumerate(requests)}
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("this LLM is busy with another call; read that to its end, or close its iterator")
-        answers = {request.uid: self._answer(index, request) for index, request in enumerate(requests)}
         engine = self._engine
         try:
             engine.put(requests)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tpserve.api import NoOptions
 from tpserve.config import ServeConfig
 from tpserve.envelope import Sealer
-from tpserve.errors import Closed, TransportError
+from tpserve.errors import Closed, TransportError, UserError
 from tpserve.frontend.text import TextCodec
 from tpserve.launch.group import RankGroup
 from tpserve.launch.plan import Plan
@@ -100,7 +100,7 @@ class RunningEngine:
         """When rank 0 has failed, raise what happened to another rank if that was the cause."""
         try:
             yield
-        except Closed:
+        except (Closed, UserError):
             raise
         except Exception as error:
             failure = self._group.failure()
