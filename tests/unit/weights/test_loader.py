@@ -218,7 +218,7 @@ def test_a_file_that_is_cut_short(small: Path) -> None:
     file = small / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
 
-    with pytest.raises(ModelError, match="cannot read .*model.safetensors") as caught:
+    with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors") as caught:
         load(small)
     assert "damaged" in caught.value.hint
 
@@ -227,12 +227,12 @@ def test_a_file_of_the_index_that_is_missing(small: Path) -> None:
     split(small)
     (small / "b.safetensors").unlink()
 
-    with pytest.raises(ModelError, match="has no b.safetensors"):
+    with pytest.raises(ModelError, match=r"has no b\.safetensors"):
         load(small)
 
 
 def test_a_folder_without_weights(small: Path) -> None:
     (small / "model.safetensors").unlink()
 
-    with pytest.raises(ModelError, match="has no model.safetensors"):
+    with pytest.raises(ModelError, match=r"has no model\.safetensors"):
         load(small)

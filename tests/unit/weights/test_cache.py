@@ -1,0 +1,170 @@
+"""The cache: where it is, hashes that are remembered, and folders that appear whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpserve.errors import ModelError
+from tpserve.weights import cache as module
+from tpserve.weights.cache import build_once, cache_folder, content_hash
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"TPSERVE_CACHE": "/a/b"}, "/a/b"),
+        ({"TPSERVE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
+        ({"TPSERVE_CACHE": "~/c"}, "/home/somebody/c"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/tpserve"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/somebody/.cache/tpserve"),
+        ({"TPSERVE_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/somebody/.cache/tpserve"),
+        ({}, "/home/somebody/.cache/tpserve"),
+    ],
+)
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
+    for name in ("TPSERVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/somebody", **variables}.items():
+        monkeypatch.setenv(name, value)
+
+    assert cache_folder() == Path(expected)
+
+
+def test_a_hash_is_that_of_the_content(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"one")
+    assert content_hash(file) == hashlib.sha256(b"one").hexdigest()
+
+    file.write_bytes(b"three")
+    assert content_hash(file) == hashlib.sha256(b"three").hexdigest()
+
+
+def test_a_hash_is_taken_once_while_size_and_time_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"one")
+    first = content_hash(file)
+    taken: list[object] = []
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: taken.append(1) or hashlib.sha256(b"new"))
+
+    assert content_hash(file) == first
+    assert taken == []
+
+    os.utime(file, ns=(1, 1))
+    assert content_hash(file) == hashlib.sha256(b"new").hexdigest()
+
+
+def test_a_damaged_note_is_ignored(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"one")
+    first = content_hash(file)
+    (note,) = (cache / "hashes").iterdir()
+    note.write_text("{")
+
+    assert content_hash(file) == first
+
+
+def test_a_hash_needs_no_cache_that_can_be_written(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    file = tmp_path / "file"
+    file.write_bytes(b"one")
+
+    assert content_hash(file) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_a_missing_file_has_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot read .*none"):
+        content_hash(tmp_path / "none")
+
+
+def never() -> None:
+    raise AssertionError
+
+
+def test_a_folder_is_built_once(tmp_path: Path) -> None:
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        (folder / "content").write_text("whole")
+
+    for _ in range(2):
+        build_once(tmp_path / "deep" / "target", build, never)
+
+    assert len(built) == 1
+    assert (tmp_path / "deep" / "target" / "content").read_text() == "whole"
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        build_once(tmp_path / "target", build, never)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["target.lock"]
+
+
+BUILDER = """
+import sys
+from pathlib import Path
+from tpserve.weights.cache import build_once
+
+def build(folder):
+    print("building", flush=True)
+    sys.stdin.read()
+    (folder / "content").write_text("whole")
+
+build_once(Path(sys.argv[1]), build, lambda: print("waiting", flush=True))
+print("done", flush=True)
+"""
+
+
+def builder(target: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", BUILDER, str(target)], stdin=pipe, stdout=pipe, text=True)
+
+
+def heard(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def test_a_second_builder_waits_for_the_first(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with builder(target) as first:
+        assert heard(first) == "building"
+        with builder(target) as second:
+            assert heard(second) == "waiting"
+            assert not target.exists()
+            first.communicate(timeout=60)
+            assert heard(second) == "done"  # without building
+
+    assert (target / "content").read_text() == "whole"
+
+
+def test_a_second_builder_goes_on_when_the_first_is_killed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with builder(target) as first:
+        assert heard(first) == "building"
+        with builder(target) as second:
+            assert heard(second) == "waiting"
+            first.kill()
+            assert heard(second) == "building"
+            second.communicate(timeout=60)
+
+    assert (target / "content").read_text() == "whole"
+
+
+def test_a_cache_that_cannot_be_written_says_so(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+
+    with pytest.raises(ModelError, match="cannot write the cache") as caught:
+        build_once(module.cache_folder() / "models" / "x", lambda _: None, never)
+    assert "TPSERVE_CACHE" in caught.value.hint

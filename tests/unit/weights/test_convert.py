@@ -1,0 +1,163 @@
+"""Conversion of a small GGUF file: what comes out, and that it comes out whole or not at all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tpserve.models.config import ModelConfig
+from tpserve.testing.models import CHAT_TEMPLATE, make_model
+from tpserve.weights import convert
+from tpserve.weights.convert import stored_dtype
+from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader
+
+MakeGguf = Callable[..., Path]
+FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+@contextmanager
+def converter(source: Path, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tpserve.weights.convert", *flags, str(source), str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def finish(child: subprocess.Popen[str]) -> str:
+    output, errors = child.communicate(timeout=240)
+    assert child.returncode == 0, errors
+    return output
+
+
+def wait_until_it_writes(folder: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not folder.with_name(f"{folder.name}.partial").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    return make_model(folder, "qwen2", num_hidden_layers=1, intermediate_size=192, rms_norm_eps=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "dtype", "error"),
+    [("F32", "float32", 0.0), ("F16", "float16", 2e-3), ("BF16", "bfloat16", 2e-2), ("Q8_0", "float32", 2e-2)],
+)
+def test_a_file_becomes_a_folder(
+    original: Path,
+    make_gguf: MakeGguf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    matrices: str,
+    dtype: str,
+    error: float,
+) -> None:
+    from tokenizers import Tokenizer
+
+    folder = tmp_path / "made"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(sys, "argv", ["convert", str(make_gguf(original, matrices)), str(folder)])
+    convert.main()
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "chat_template.jinja"])
+    assert (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    text = "The héllo <|im_end|>"
+    assert (
+        Tokenizer.from_file(str(folder / "tokenizer.json")).decode(
+            Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, skip_special_tokens=False
+        )
+        == text
+    )
+    before, after = ModelConfig.from_folder(original), ModelConfig.from_folder(folder)
+    assert after.dtype == dtype
+    assert (after.hidden, after.q_heads, after.kv_heads, after.head_dim) == (128, 8, 2, 16)
+    assert (after.rope, after.eos_ids, after.max_context) == (before.rope, before.eos_ids, before.max_context)
+    assert after.rms_eps == pytest.approx(1e-5)
+    compare(load_file(original / "model.safetensors"), load_file(folder / "model.safetensors"), dtype, error)
+
+
+def compare(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], dtype: str, error: float) -> None:
+    assert set(before) == set(after)
+    for name, tensor in after.items():
+        assert tensor.dtype == getattr(torch, dtype)
+        torch.testing.assert_close(tensor.float(), before[name], rtol=error, atol=error)
+
+
+@pytest.mark.parametrize(
+    ("types", "dtype"),
+    [
+        ({BFLOAT16}, "bfloat16"),
+        ({FLOAT16}, "float16"),
+        ({0}, "float32"),
+        ({0, FLOAT16}, "float32"),
+        ({3, 8}, "float32"),
+    ],
+)
+def test_weights_keep_the_dtype_that_all_matrices_have(types: set[int], dtype: str) -> None:
+    assert stored_dtype(GgufHeader({}, set(), types)) == dtype
+
+
+def test_two_at_once_make_one(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source, folder = make_gguf(original), tmp_path / "made"
+
+    with converter(source, folder) as first, converter(source, folder) as second:
+        said = finish(first) + finish(second)
+
+    assert said.count("storing the weights") == 1
+    assert all((folder / name).exists() for name in FILES)
+    assert not (tmp_path / "made.partial").exists()
+
+
+def test_one_that_was_killed_half_way_is_made_anew(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source, folder = make_gguf(original), tmp_path / "made"
+    with converter(source, folder) as child:
+        wait_until_it_writes(folder)
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=60)
+    assert not folder.exists()
+    (tmp_path / "made.partial" / "half").write_text("left by the first")
+
+    with converter(source, folder) as child:
+        finish(child)
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "chat_template.jinja"])
+    assert not (tmp_path / "made.partial").exists()
+
+
+def test_an_attached_one_leaves_with_its_parent(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source, folder = make_gguf(original), tmp_path / "made"
+
+    with converter(source, folder, "--attached") as child:
+        wait_until_it_writes(folder)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(timeout=60) == 1
+
+    assert not folder.exists()
+
+
+def test_what_is_not_gguf_is_one_line(tmp_path: Path) -> None:
+    source = tmp_path / "bad.gguf"
+    source.write_bytes(b"not a model")
+
+    with converter(source, tmp_path / "made") as child:
+        _, errors = child.communicate(timeout=120)
+
+    assert child.returncode == 2
+    assert errors.startswith(f"error: {source} is not a readable GGUF file")
+    assert len(errors.splitlines()) == 1

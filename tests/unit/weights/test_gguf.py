@@ -1,0 +1,98 @@
+"""Reading the head of GGUF files."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpserve.errors import ModelError
+from tpserve.testing.models import make_model
+from tpserve.weights.gguf import read_header
+
+MakeGguf = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("original"), "qwen2", num_hidden_layers=1)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def head(architecture: str = "llama", *keys: tuple[str, int, bytes], tensors: tuple[str, ...] = ()) -> bytes:
+    """A whole head; keys are (name, type, packed value)."""
+    pairs = [("general.architecture", 8, text(architecture)), *keys]
+    begin = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
+    metadata = b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in pairs)
+    infos = b"".join(text(name) + struct.pack("<IQIQ", 1, 4, 0, 0) for name in tensors)
+    return begin + metadata + infos
+
+
+def refusal(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        read_header(path)
+    return str(caught.value)
+
+
+def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf) -> None:
+    header = read_header(make_gguf(original, "F16", {"qwen2.some.list": [1, 2, 3], "qwen2.some.flag": True}))
+
+    assert header.architecture == "qwen2"
+    assert header.metadata["general.name"] == "tiny"
+    assert header.key("attention.head_count") == 8
+    assert header.key("rope.freq_base") == 10000.0
+    assert header.key("some.flag") is True
+    assert header.key("some.list") is None
+    assert header.matrix_types == {0, 1}  # 176 columns are stored as float32 by the fixture
+    assert {"token_embd.weight", "blk.0.attn_q.bias", "output_norm.weight"} <= header.tensor_names
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "ends too soon"),
+        (b"PK\x03\x04" + bytes(100), "starts with b'PK"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (head()[:-3], "ends too soon"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text of"),
+        (head("llama", ("llama.x", 99, b"")), "not a readable GGUF file"),
+        (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
+        (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
+        (head("llama", ("llama.rope.scaling.type", 8, text("yarn"))), "scaled rotary positions"),
+        (head("llama", tensors=("rope_freqs.weight",)), "scaled rotary positions"),
+    ],
+    ids=itertools.count(),
+)
+def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    error = refusal(tmp_path / "x.gguf", content)
+
+    assert str(tmp_path / "x.gguf") in error
+    assert words in error
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [("llama.expert_count", 4, struct.pack("<I", 0))],
+        [("llama.rope.scaling.type", 8, text("none"))],
+        [("llama.a", 9, struct.pack("<IQ", 5, 2) + bytes(8)), ("llama.b", 9, struct.pack("<IQ", 8, 1) + text("x"))],
+    ],
+    ids=itertools.count(),
+)
+def test_a_plain_head_is_accepted(tmp_path: Path, keys: list[tuple[str, int, bytes]]) -> None:
+    (tmp_path / "x.gguf").write_bytes(head("llama", *keys, tensors=("output_norm.weight",)))
+
+    assert read_header(tmp_path / "x.gguf").tensor_names == {"output_norm.weight"}
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="No such file"):
+        read_header(tmp_path / "none.gguf")

@@ -1,0 +1,142 @@
+"""What a person may name as a model, and what they are told when it is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpserve.errors import ModelError
+from tpserve.models.config import ModelConfig
+from tpserve.testing.models import make_model
+from tpserve.weights import default_model, source
+from tpserve.weights.source import ModelFolder, resolve_model
+
+MakeGguf = Callable[..., Path]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "my-model", "qwen2", num_hidden_layers=1)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The ids that were asked of the hub, which has none of them."""
+    asked: list[str] = []
+
+    def download(model: str, notify: Callable[[str], None]) -> Path:
+        asked.append(model)
+        return tmp_path / "my-model"
+
+    monkeypatch.setattr(source, "download", download)
+    return asked
+
+
+def refusal(model: str) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        resolve_model(model)
+    return caught.value
+
+
+def test_a_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(str(model)) == ModelFolder(model, "my-model")
+
+    monkeypatch.chdir(model)
+    assert resolve_model(".") == ModelFolder(model, "my-model")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_folder_names_what_it_lacks(model: Path, missing: str) -> None:
+    (model / missing).unlink()
+
+    assert refusal(str(model)).message == f"{model} has no {missing}"
+
+
+@pytest.mark.parametrize("name", ["/no/such", "./none", "../none", "~/none-such", "a/b/c", "none.gguf", "a b", "a/"])
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(hub: list[str], name: str) -> None:
+    error = refusal(name)
+
+    assert error.message == f"{name} does not exist"
+    assert hub == []
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("")
+
+    assert refusal(str(tmp_path / "model.bin")).message.endswith("model.bin is not a .gguf file")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2", "some_one/a.b"])
+def test_other_names_are_hub_ids(model: Path, hub: list[str], name: str) -> None:
+    assert resolve_model(name) == ModelFolder(model, name)
+    assert hub == [name]
+
+
+def test_an_incomplete_model_of_the_hub(model: Path, hub: list[str]) -> None:
+    (model / "model.safetensors").unlink()
+
+    assert "has no model.safetensors" in refusal("some/one").message
+
+
+RESOLVE = """
+import sys
+from tpserve.weights.source import resolve_model
+
+for _ in range(2):
+    print(resolve_model(sys.argv[1], notify=print).name)
+print(sorted({"torch", "transformers", "safetensors"} & set(sys.modules)))
+"""
+
+
+def test_a_gguf_file_is_converted_once_and_in_another_process(model: Path, make_gguf: MakeGguf, cache: Path) -> None:
+    command = [sys.executable, "-c", RESOLVE, str(make_gguf(model))]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+
+    (folder,) = (path for path in (cache / "models").iterdir() if path.is_dir())
+    assert done.stdout.splitlines() == [
+        f"converting tiny.gguf to safetensors in {folder} (once)",
+        "storing the weights as float32",
+        "tiny",
+        "tiny",
+        "[]",
+    ]
+    assert ModelConfig.from_folder(folder).hidden == 128
+    assert resolve_model(str(folder)).path == folder
+
+
+def test_files_of_one_name_and_other_content_are_kept_apart(
+    model: Path, make_gguf: MakeGguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_run_converter", lambda *_: None)
+
+    one, two = (resolve_model(str(make_gguf(model, extra={"qwen2.marker": marker}))).path for marker in (1, 2))
+
+    assert one != two
+
+
+def test_a_conversion_that_fails_is_one_line(model: Path, make_gguf: MakeGguf, cache: Path) -> None:
+    file = make_gguf(model)
+    file.write_bytes(file.read_bytes()[:-1000])  # the head is whole
+
+    error = refusal(str(file))
+
+    assert error.message.startswith(f"{file} could not be converted: ")
+    assert "\n" not in error.message
+    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
+
+
+def test_the_empty_name_is_the_embedded_model(
+    model: Path, make_gguf: MakeGguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_gguf(model)
+    monkeypatch.setattr(default_model, "locate", lambda: file)
+    converted: list[Path] = []
+    monkeypatch.setattr(source, "_run_converter", lambda source, *_: converted.append(source))
+
+    assert resolve_model("").name == "SmolLM2-135M-Instruct"
+    assert converted == [file]
