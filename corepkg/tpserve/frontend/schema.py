@@ -33,14 +33,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "n": (1,),
     "parallel_tool_calls": (True, False),
+    "min_tokens": (0,),
     "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "use_beam_search": (False,),
 }
-"""Fields of OpenAI's API that are not supported, with the values that ask for nothing."""
+"""Fields of OpenAI's API, and of other servers', that are not supported, with the values that ask for nothing."""
 
 GREEDY_BELOW = 1e-4
 """A lower temperature picks the likeliest token anyway, and would overflow the logits on the way."""

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from queue import Empty, Queue, SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -26,13 +26,15 @@ from tpserve.frontend.text import TextCodec
 from tpserve.frontend.tokenizer_worker import run_tokenizer
 from tpserve.messages import FinishReason, Generate, RankMessage, Shutdown, Started, StepOutput, decode_rank, encode
 from tpserve.step import EngineLimits
+from tpserve.testing.models import VOCAB_SIZE
 
-__all__ = ["FakeRank", "FakeServer", "Pipe", "Script", "echo"]
+__all__ = ["LIMITS", "FakeRank", "FakeServer", "Pipe", "Script", "echo"]
 
 Script = Callable[[Generate], Iterator[int]]
 """The tokens that answer a request; at their end follows the end-of-text token."""
 
-LIMITS = EngineLimits(pages=32, page_size=16, slots=64, max_context=400, vocab_size=49_152, eos_ids=(2,))
+LIMITS = EngineLimits(pages=32, page_size=16, slots=64, max_context=400, vocab_size=VOCAB_SIZE, eos_ids=(2,))
+"""Fit the tokenizer of :func:`tpserve.testing.models.make_tokenizer`."""
 
 HANG = 60.0
 """Seconds after which something that should happen at once is taken to hang."""
@@ -47,7 +49,7 @@ class Pipe(PipeReceiver, PipeSender):
     """Both ends of a pipe between threads."""
 
     def __init__(self) -> None:
-        self._frames: Queue[bytes | None] = Queue(maxsize=1024)
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_closed = False
 
     def connect(self, deadline: float) -> None:
@@ -78,8 +80,7 @@ class Pipe(PipeReceiver, PipeSender):
     def close(self) -> None:
         """Wake the receiver."""
         self._is_closed = True
-        if not self._frames.full():
-            self._frames.put(None)
+        self._frames.put(None)
 
 
 class FakeRank:
@@ -236,8 +237,7 @@ class FakeServer:
     def go_down(self, reason: str) -> None:
         """Let all tokenizers, ranks and detokenizers die."""
         self._events.put(DownEvent(reason))
-        for pipe in self._pipes:
-            pipe.close()
+        self._kill_group()
 
     def request_stop(self) -> None:
         """Tell the api process to stop, and return at once."""
@@ -249,6 +249,13 @@ class FakeServer:
         for thread in self._threads:
             thread.join(HANG)
             assert not thread.is_alive(), f"{thread.name} hangs"
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so that should be so soon."""
+        deadline = time.monotonic() + HANG
+        while not condition():
+            assert time.monotonic() < deadline, "it does not come about"
+            time.sleep(0.002)
 
     def receive(self) -> ControlEvent:
         """As a Control."""
@@ -263,6 +270,7 @@ class FakeServer:
         self.reports.put(f"failed: {reason}")
 
     def _open_links(self, generation: int) -> Links:
+        self._kill_group()
         config = self._config
         to_api, to_rank = Pipe(), Pipe()
         to_tokenizers = [Pipe() for _ in range(config.tokenizers)]
@@ -276,6 +284,10 @@ class FakeServer:
         rank = FakeRank(to_rank, to_detokenizers, self._script, eos, self.go, self.seen, config.tokenizers)
         self._start(rank.run)
         return Links(to_api, to_tokenizers)
+
+    def _kill_group(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
 
     def _start(self, target: Callable[..., None], *args: object) -> None:
         def run() -> None:

@@ -1,0 +1,193 @@
+"""``tpserve chat``: talk to a running server in the terminal, or put prompts to it from a script, one a line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tpserve.cli.common import command_app
+from tpserve.errors import LaunchError, TpserveError
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Conversation", "app"]
+
+app = command_app()
+
+HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer."
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    system: Annotated[str, typer.Option(help="The system message.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the server's default otherwise.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+) -> None:
+    """Talk to a running server in the terminal. With its input from a pipe, each line is a prompt."""
+    import httpx
+
+    settings = {"temperature": temperature, "max_tokens": max_tokens}
+    is_terminal = sys.stdin.isatty()
+    base = url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=10.0)) as client, _reachable(url):
+        conversation = Conversation(client, system, settings)
+        model = conversation.model()
+        if is_terminal:
+            typer.echo(f"{model} at {url}. {HELP}")
+        for text in _typed() if is_terminal else _piped():
+            if text == "/quit":
+                break
+            if text == "/reset":
+                conversation.reset()
+            elif not _answer(conversation, text) and not is_terminal:
+                raise typer.Exit(1)
+
+
+class ServerError(TpserveError):
+    """The server refuses a request, or breaks off its answer."""
+
+
+class Conversation:
+    """What was said so far.
+
+    Args:
+        client: with the server's address.
+        system: the system message, or empty.
+        settings: further fields of each request; those that are None are left to the server.
+    """
+
+    def __init__(self, client: httpx.Client, system: str, settings: dict[str, Any]) -> None:
+        self._client = client
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+        self._beginning = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._beginning)
+
+    def model(self) -> str:
+        """The model that the server has.
+
+        Raises:
+            LaunchError: it does not say.
+        """
+        response = self._client.get("/v1/models")
+        try:
+            return str(msgspec.json.decode(response.content)["data"][0]["id"])
+        except (msgspec.DecodeError, LookupError, TypeError):
+            raise LaunchError(
+                f"what answers at {self._client.base_url} is no tpserve server", "Give its address with --url."
+            ) from None
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self._messages = list(self._beginning)
+
+    def ask(self, text: str) -> Generator[str, None, None]:
+        """Say something; yields the answer as it comes.
+
+        An answer that is interrupted is remembered as far as it came; a question without one is forgotten.
+
+        Raises:
+            ServerError: the server refuses, or breaks off.
+        """
+        question = {"role": "user", "content": text}
+        answer = ""
+        try:
+            for piece in self._stream([*self._messages, question]):
+                answer += piece
+                yield piece
+        finally:
+            if answer:
+                self._messages += [question, {"role": "assistant", "content": answer}]
+
+    def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        body = {"messages": messages, "stream": True, **self._settings}
+        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                raise ServerError(_error_message(response.read()))
+            for data in _events(response.iter_bytes()):
+                event = msgspec.json.decode(data)
+                if "error" in event:
+                    raise ServerError(event["error"]["message"])
+                for choice in event["choices"]:
+                    if piece := choice["delta"].get("content"):
+                        yield piece
+
+
+def _answer(conversation: Conversation, text: str) -> bool:
+    """Print the answer as it comes; whether it came to its end, or was interrupted by the user."""
+    try:
+        with contextlib.closing(conversation.ask(text)) as pieces:
+            for piece in pieces:
+                typer.echo(piece, nl=False)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        typer.echo(" …", nl=False)
+    except ServerError as error:
+        typer.echo(f"error: {error}", err=True)
+        return False
+    typer.echo()
+    return True
+
+
+def _typed() -> Iterator[str]:
+    """What a person types, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() a history and line editing)
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            typer.echo()
+            continue
+        if text:
+            yield text
+
+
+def _piped() -> Iterator[str]:
+    """The lines of standard input."""
+    for line in sys.stdin.buffer:
+        if text := line.decode(errors="replace").strip():
+            yield text
+
+
+def _events(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The data of server-sent events, up to [DONE]."""
+    rest = b""
+    for chunk in chunks:
+        *events, rest = (rest + chunk).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ")
+            if data == b"[DONE]":
+                return
+            yield data
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return body.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _reachable(url: str) -> Iterator[None]:
+    """Say plainly that nobody answers, or that the server has gone."""
+    import httpx
+
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise LaunchError(f"{url} is no address of a server", "Give one like http://127.0.0.1:8000.") from error
+    except httpx.ConnectError as error:
+        raise LaunchError(f"no server answers at {url}", "Start one with `tpserve launch`.") from error
+    except httpx.TransportError as error:
+        raise LaunchError(f"the connection to {url} broke: {error}", "Is the server still running?") from error

@@ -1,0 +1,215 @@
+"""The api process from its first moment to its last, with processes dying in between."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import repeat
+from threading import Event
+
+import httpx
+import pytest
+
+from tpserve.config import ServeConfig
+from tpserve.errors import PeerLost
+from tpserve.frontend.control import Links
+from tpserve.frontend.text import TextCodec
+from tpserve.messages import Abort, Generate, RankMessage, Shutdown
+from tpserve.step import EngineLimits
+from tpserve.testing.fake_server import FakeServer, Pipe
+
+ENDLESS = {"prompt": "x", "max_tokens": 300}
+
+
+def endless(request: Generate) -> Iterator[int]:
+    return iter(repeat(request.prompt_ids[0]))
+
+
+@pytest.fixture
+def server(codec: TextCodec) -> Iterator[FakeServer]:
+    """A server that holds at most three requests and is not started; warmed up, its ranks stand still."""
+    config = ServeConfig(max_requests=3, drain_timeout=0.5)
+    with FakeServer(codec, endless, config) as server:
+        yield server
+        server.go.set()
+
+
+@contextmanager
+def held(server: FakeServer, count: int = 1, **fields: object) -> Iterator[list[Future[httpx.Response]]]:
+    """Requests that have reached the rank and get no answer while it stands still."""
+    server.go.clear()
+    before = len(server.seen)
+    with ThreadPoolExecutor(count) as pool, httpx.Client(base_url=server.url, timeout=60.0) as client:
+        requests = [pool.submit(client.post, "/v1/completions", json={**ENDLESS, **fields}) for _ in range(count)]
+        server.wait(lambda: len(server.seen) == before + count)
+        yield requests
+
+
+def error_of(response: httpx.Response) -> str:
+    return str(response.json()["error"]["message"])
+
+
+def test_answers_503_until_the_warm_up_has_gone_through(server: FakeServer, client: httpx.Client) -> None:
+    health = client.get("/health")
+    assert (health.status_code, health.json()) == (503, {"status": "unavailable", "reason": "starting"})
+    refused = client.post("/v1/completions", json=ENDLESS)
+    assert (refused.status_code, error_of(refused), refused.headers["Retry-After"]) == (503, "starting", "1")
+    assert client.get("/v1/models").status_code == 200
+    server.start()
+    assert client.get("/health").status_code == 200
+    assert client.post("/v1/completions", json=ENDLESS).status_code == 200
+
+
+def test_the_warm_up_uses_every_link(codec: TextCodec) -> None:
+    with FakeServer(codec, config=ServeConfig(tokenizers=2, detokenizers=5)) as server:
+        server.start()
+        uids = [message.uid for message in server.seen if isinstance(message, Generate)]
+        assert {uid % 2 for uid in uids} == {0, 1}
+        assert {uid % 5 for uid in uids} == {0, 1, 2, 3, 4}
+
+
+def test_a_warm_up_that_does_not_fit_is_a_failure(codec: TextCodec) -> None:
+    limits = EngineLimits(pages=1, page_size=2, slots=1, max_context=2, vocab_size=320, eos_ids=(2,))
+    with FakeServer(codec, limits=limits) as server:
+        with pytest.raises(AssertionError, match="failed: the warm-up request was refused"):
+            server.start()
+        assert "refused" in httpx.get(f"{server.url}/health").json()["reason"]
+
+
+def test_requests_past_the_limit_are_turned_away_until_others_are_over(
+    server: FakeServer, client: httpx.Client
+) -> None:
+    server.start()
+    with held(server, 3) as requests:
+        refused = client.post("/v1/completions", json=ENDLESS)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "overloaded"
+        server.go.set()
+        assert [request.result(60).status_code for request in requests] == [200] * 3
+    assert client.post("/v1/completions", json=ENDLESS).status_code == 200
+
+
+def test_a_client_that_has_gone_makes_room(server: FakeServer, client: httpx.Client) -> None:
+    server.start()
+    server.go.clear()
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.2) as other:
+            other.post("/v1/completions", json={**ENDLESS, "prompt": ["x", "y", "z"]})
+        server.wait(lambda: aborts(server.seen) == generates(server.seen) - 1)
+    server.go.set()
+    assert client.post("/v1/completions", json=ENDLESS).status_code == 200
+
+
+def generates(seen: list[RankMessage]) -> int:
+    return sum(isinstance(message, Generate) for message in seen)
+
+
+def aborts(seen: list[RankMessage]) -> int:
+    return sum(isinstance(message, Abort) for message in seen)
+
+
+def test_a_death_ends_what_is_in_flight_and_the_next_generation_serves_again(
+    server: FakeServer, client: httpx.Client
+) -> None:
+    server.start()
+    for _ in range(2):
+        with held(server) as (request,):
+            server.go_down("rank 1 died")
+            response = request.result(60)
+            assert (response.status_code, error_of(response)) == (503, "rank 1 died")
+        health = client.get("/health")
+        assert (health.status_code, health.json()["reason"]) == (503, "rank 1 died")
+        server.go.set()
+        server.start()
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json=ENDLESS).status_code == 200
+
+
+def test_a_death_ends_a_stream_with_an_error_event(codec: TextCodec) -> None:
+    release = Event()
+
+    def stopping(request: Generate) -> Iterator[int]:
+        yield from request.prompt_ids
+        if request.uid:  # the warm-up is 0
+            release.wait()
+
+    with FakeServer(codec, stopping) as server:
+        server.start()
+        events = []
+        body = {"prompt": "x", "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60.0) as response:
+            for line in response.iter_lines():
+                events += [json.loads(line.removeprefix("data: "))] if line else []
+                if len(events) == 1:
+                    server.go_down("rank 0 died")
+        release.set()
+    assert response.status_code == 200
+    assert [event["choices"][0]["text"] for event in events[:-1]] == ["x"]
+    assert events[-1]["error"]["message"] == "rank 0 died"
+
+
+def test_a_broken_link_is_reported_and_the_next_generation_has_a_new_one(codec: TextCodec) -> None:
+    class Breaking(Pipe):
+        def send(self, frame: bytes, deadline: float) -> None:
+            raise PeerLost("the tokenizer has gone")
+
+    class Unlucky(FakeServer):
+        is_broken = True
+
+        def _open_links(self, generation: int) -> Links:
+            links = super()._open_links(generation)
+            return Links(links.receiver, [Breaking()]) if self.is_broken else links
+
+    with Unlucky(codec, endless) as server:
+        with pytest.raises(AssertionError, match="failed: the link to a tokenizer failed: the tokenizer has gone"):
+            server.start()
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        server.is_broken = False
+        server.start()
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_damaged_reply_is_reported(codec: TextCodec) -> None:
+    class Open(FakeServer):
+        def _open_links(self, generation: int) -> Links:
+            self.links = super()._open_links(generation)
+            return self.links
+
+    with Open(codec) as server:
+        server.start()
+        pipe = server.links.receiver
+        assert isinstance(pipe, Pipe)
+        pipe.send(b"garbage that is long enough to hold an envelope", math.inf)
+        assert "the link from the detokenizers failed" in server.reports.get(timeout=60)
+        assert httpx.get(f"{server.url}/health").status_code == 503
+
+
+def test_a_stopping_server_lets_requests_finish_and_takes_no_more(codec: TextCodec) -> None:
+    server = FakeServer(codec, endless, ServeConfig(drain_timeout=60.0)).start()
+    with httpx.Client(base_url=server.url, timeout=60.0) as client, held(server) as (request,):
+        client.get("/health")
+        server.request_stop()
+        server.wait(lambda: client.get("/health").status_code == 503)
+        refused = client.post("/v1/completions", json=ENDLESS)
+        assert (refused.status_code, error_of(refused)) == (503, "the server is stopping")
+        server.go.set()
+        assert request.result(60).status_code == 200
+    server.stop()
+    assert server.seen[-1] == Shutdown()
+
+
+def test_a_stopping_server_does_not_wait_for_ever(codec: TextCodec) -> None:
+    server = FakeServer(codec, endless, ServeConfig(drain_timeout=0.1)).start()
+    with held(server) as (request,):
+        server.stop()
+        response = request.result(60)
+    assert (response.status_code, error_of(response)) == (503, "the server is stopping")
+
+
+def test_can_be_stopped_before_it_ever_served(codec: TextCodec) -> None:
+    server = FakeServer(codec)
+    server.wait(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+    server.stop()
