@@ -71,10 +71,7 @@ class Ops(ABC):
     @abstractmethod
     def rotate_and_store(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        positions: torch.Tensor,
+        qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
@@ -85,16 +82,20 @@ class Ops(ABC):
     ) -> torch.Tensor:
         """Normalise q and k per head where norms are given, rotate both, store k and v in the cache.
 
+        The pairs rotated are (i, i + head_dim / 2) of each head (Su et al., 2021, in the half-split layout); norms and
+        rotation are computed in float32.
+
         Args:
-            q: ``[tokens, q_heads, head_dim]``; k, v: ``[tokens, kv_heads, head_dim]``.
-            positions: int64 ``[tokens]``.
-            cos_sin: float32 ``[max_positions, head_dim]``: cosines in the first half of a row, sines in the second;
-                the pairs rotated are (i, i + head_dim / 2) (Su et al., 2021, in the half-split layout).
-            k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``.
-            cache_slots: int64 ``[tokens]``: page * page_size + offset.
+            qkv: ``[tokens, q_heads + 2 * kv_heads, head_dim]``: query heads, key heads, value heads; may be
+                overwritten.
+            cos_sin: float32 ``[tokens, head_dim]``: for each token the cosines of its position in the first half of a
+                row, the sines in the second.
+            k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``, contiguous.
+            cache_slots: int64 ``[tokens]``, all different: page * page_size + offset.
+            q_norm, k_norm: ``[head_dim]``; both or none.
 
         Returns:
-            The rotated q; may share memory with the input.
+            The rotated q, ``[tokens, q_heads, head_dim]``, of the dtype of ``qkv``; may share memory with it.
         """
 
     @abstractmethod
@@ -109,6 +110,11 @@ class Ops(ABC):
         over the tokens that top_k, then top_p, then min_p keep, of ``logit / temperature + g``, where ``g`` is
         Gumbel noise that depends on (seed, position, token id) alone (the Gumbel-max trick): neither batch mates
         nor rank nor the vocabulary's split can change it. :mod:`tpserve.ops.noise` defines the counter.
+
+        Each filter is a threshold on the probabilities (of ``logit / temperature``), so equal ones stay or go together:
+        top_k keeps those at least as likely as the k-th; top_p renormalises what is left and keeps those at least as
+        likely as the token whose probability takes the sum of the larger ones to top_p; min_p keeps those at least
+        min_p times as likely as the likeliest.
 
         Args:
             logits: ``[n, vocabulary]``, any float dtype; may be overwritten.

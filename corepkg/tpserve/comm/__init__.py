@@ -1,0 +1,1 @@
+"""Tensor communication between the ranks of one group."""

@@ -1,0 +1,1 @@
+"""Computes steps on one rank's device."""

@@ -1,0 +1,100 @@
+"""Builds a rank's engine: weights, pool size, decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tpserve.api import Attention, AttentionShape, Comm, Ops
+from tpserve.config import AUTO, ServeConfig
+from tpserve.distributed.partition import Partition
+from tpserve.engine.engine import ModelEngine
+from tpserve.engine.memory import allocate_caches, page_count
+from tpserve.models.config import DType, ModelConfig
+from tpserve.models.decoder import Decoder
+from tpserve.step import Engine, EngineLimits
+from tpserve.weights.loader import load_shard
+
+__all__ = ["attention_shape", "build_engine", "compute_dtype"]
+
+
+def build_engine(
+    config: ServeConfig,
+    model: ModelConfig,
+    folder: Path,
+    partition: Partition,
+    device: str,
+    attention: Callable[[AttentionShape], Attention],
+    ops: Ops,
+    comm: Comm | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Load this rank's share of a model and make the engine that computes with it.
+
+    Args:
+        config: the server's settings.
+        model: the model's shape.
+        folder: where its weights are.
+        partition: this rank's share.
+        device: a torch device.
+        attention: makes the attention backend.
+        ops: computes the steps of a layer.
+        comm: the tensor group, which the engine then closes; None for one rank.
+        progress: called with (done, all) while weights load.
+
+    Raises:
+        ModelError: the weights are not those of the model.
+        LaunchError: there is no room for a KV pool.
+        TransportError: another rank failed meanwhile.
+    """
+    if config.threads and device == "cpu":
+        torch.set_num_threads(config.threads)
+    shape = attention_shape(config, model, partition, device)
+    weights = load_shard(folder, model, partition, getattr(torch, shape.dtype), device, progress)
+    backend = attention(shape)
+    with torch.inference_mode():
+        decoder = Decoder(model, partition, weights, ops, backend, comm, shape.max_context)
+        pages = page_count(config, shape, partition.size)
+        if comm is not None:
+            pages = comm.min(pages)
+        caches = allocate_caches(shape, pages)
+    limits = EngineLimits(
+        pages=pages,
+        page_size=shape.page_size,
+        slots=shape.max_running,
+        max_context=shape.max_context,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+    )
+    return ModelEngine(limits, decoder, backend, ops, caches, comm, device)
+
+
+def attention_shape(config: ServeConfig, model: ModelConfig, partition: Partition, device: str) -> AttentionShape:
+    """What one rank's attention computes; a ``max_context`` above the model's own limit is lowered to it."""
+    return AttentionShape(
+        layers=model.layers,
+        q_heads=partition.q_heads.size,
+        kv_heads=partition.kv_heads.size,
+        head_dim=model.head_dim,
+        page_size=config.page_size,
+        max_context=min(config.max_context or model.max_context, model.max_context),
+        max_running=config.max_running,
+        scale=model.head_dim**-0.5,
+        dtype=compute_dtype(config, model, device),
+        device=device,
+        sliding_window=model.sliding_window,
+    )
+
+
+def compute_dtype(config: ServeConfig, model: ModelConfig, device: str) -> DType:
+    """The dtype of weights, cache and arithmetic: as set, else bfloat16 on CUDA and the model's own on the CPU.
+
+    float16 is never chosen by itself: activations of some models do not fit into it.
+    """
+    if config.dtype != AUTO:
+        return config.dtype  # type: ignore[return-value]  # settings admit nothing else
+    if device.startswith("cuda"):
+        return "bfloat16"
+    return "float32" if model.dtype == "float16" else model.dtype

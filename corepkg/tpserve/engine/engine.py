@@ -1,0 +1,96 @@
+"""The engine: applies a step's writes, runs the decoder, draws tokens into the token pool."""
+
+from __future__ import annotations
+
+import torch
+
+from tpserve.api import Attention, Comm, Ops
+from tpserve.engine.inputs import Draws, make_inputs
+from tpserve.engine.state import DeviceState
+from tpserve.models.decoder import Decoder, LayerCache
+from tpserve.step import EngineLimits, Pending, Step
+
+__all__ = ["Launched", "ModelEngine"]
+
+
+class Launched:
+    """A step that has been given to the device."""
+
+    def __init__(self, drawn: torch.Tensor) -> None:
+        self._drawn = drawn
+        self._copied: torch.cuda.Event | None = None
+        if drawn.is_cuda:
+            self._drawn = drawn.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def tokens(self) -> list[int]:
+        """Wait for the step; the token drawn for each sequence with ``sample``, in batch order."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens: list[int] = self._drawn.tolist()
+        return tokens
+
+
+class ModelEngine:
+    """A :class:`tpserve.step.Engine` over a :class:`~tpserve.models.decoder.Decoder`.
+
+    Args:
+        limits: agreed over all ranks.
+        decoder: this rank's share of the model.
+        attention: the backend that the decoder runs.
+        ops: draws the tokens.
+        caches: the KV pool, by layer.
+        comm: closed with the engine; None for one rank.
+        device: where all tensors are.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        decoder: Decoder,
+        attention: Attention,
+        ops: Ops,
+        caches: list[LayerCache],
+        comm: Comm | None,
+        device: str,
+    ) -> None:
+        self._limits = limits
+        self._decoder = decoder
+        self._attention = attention
+        self._ops = ops
+        self._caches = caches
+        self._comm = comm
+        self._state = DeviceState(limits, device)
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine has."""
+        return self._limits
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Pending:
+        """Start a step; on the CPU it is finished on return.
+
+        Raises:
+            TransportError: another rank failed.
+        """
+        self._state.apply(step)
+        inputs = make_inputs(step, self._state, self._limits.page_size)
+        self._attention.plan(inputs.attention)
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, inputs.cache_slots, self._caches)
+        if inputs.draws is None:
+            return Launched(torch.empty(0, dtype=torch.int64))
+        return Launched(self._draw(hidden, inputs.draws))
+
+    def close(self) -> None:
+        """Leave the tensor group and let go of the pool. May be called twice."""
+        if self._comm is not None:
+            self._comm.close()
+        self._caches.clear()
+
+    def _draw(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
+        logits = self._decoder.logits(hidden if draws.rows is None else hidden[draws.rows])
+        tokens = self._ops.sample(logits, draws.sampling)
+        self._state.tokens[draws.slots, draws.ends] = tokens.int()
+        return tokens

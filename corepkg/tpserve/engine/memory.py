@@ -1,0 +1,68 @@
+"""How many pages the KV pool gets, and the pool itself."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from tpserve.api import AttentionShape
+from tpserve.errors import LaunchError
+
+if TYPE_CHECKING:
+    from tpserve.config import ServeConfig
+    from tpserve.models.decoder import LayerCache
+
+__all__ = ["allocate_caches", "page_bytes", "page_count"]
+
+CPU_POOL = 2 << 30
+"""Most bytes of a rank's pool on the CPU unless ``kv_tokens`` says otherwise: others need that memory too."""
+
+
+def page_bytes(shape: AttentionShape) -> int:
+    """Bytes of one page, keys and values of all layers of this rank."""
+    item: int = getattr(torch, shape.dtype).itemsize
+    return shape.layers * 2 * shape.page_size * shape.kv_heads * shape.head_dim * item
+
+
+def page_count(config: ServeConfig, shape: AttentionShape, ranks: int) -> int:
+    """Pages that this rank can offer; call it when the weights are loaded. Ranks then agree on the least.
+
+    ``kv_tokens`` is taken as it is. Otherwise it is what is left of ``memory_fraction`` of the device beside all that
+    uses it now, on the CPU a rank's part of that and at most ``CPU_POOL``; never more than every slot could fill.
+
+    Raises:
+        LaunchError: there is no room for a single page.
+    """
+    if config.kv_tokens:
+        return -(-config.kv_tokens // shape.page_size)
+    if shape.device.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info(shape.device)
+        room = free - (1 - config.memory_fraction) * total
+    else:
+        memory = psutil.virtual_memory()
+        room = min((memory.available - (1 - config.memory_fraction) * memory.total) / ranks, CPU_POOL)
+    if room < page_bytes(shape):
+        raise LaunchError(
+            f"no room for a KV pool: {config.memory_fraction:.0%} of the memory of {shape.device} is in use",
+            "Raise --memory-fraction, set --kv-tokens, or free memory",
+        )
+    useful = shape.max_running * -(-shape.max_context // shape.page_size)
+    return min(int(room // page_bytes(shape)), useful)
+
+
+def allocate_caches(shape: AttentionShape, pages: int) -> list[LayerCache]:
+    """A pool of zeros ``[layers, 2, pages, page_size, kv_heads, head_dim]`` as keys and values of each layer.
+
+    On the CPU its memory is taken as pages are first used.
+    """
+    size = (shape.layers, 2, pages, shape.page_size, shape.kv_heads, shape.head_dim)
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    if shape.device.startswith("cuda"):
+        pool = torch.zeros(size, dtype=dtype, device=shape.device)
+    else:
+        # torch.zeros would write, and so take, all of it now.
+        pool = torch.frombuffer(mmap.mmap(-1, pages * page_bytes(shape)), dtype=dtype).view(size)
+    return [(layer[0], layer[1]) for layer in pool]

@@ -1,0 +1,92 @@
+"""What a rank keeps on its device for each running request: a row of tokens, a row of pages, sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import torch
+
+from tpserve.api import SamplingBatch
+from tpserve.step import EngineLimits, SlotParams, Step
+
+__all__ = ["DeviceState", "upload"]
+
+_GREEDY = SlotParams(slot=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+def upload(device: str, *columns: Iterable[int]) -> tuple[torch.Tensor, ...]:
+    """Copy lists of integers to the device at once: int64 ``[length]`` each, views of one tensor."""
+    lists = [list(column) for column in columns]
+    packed = torch.tensor([*chain.from_iterable(lists)], dtype=torch.int64, pin_memory=device.startswith("cuda"))
+    return torch.split(packed.to(device, non_blocking=True), [len(each) for each in lists])
+
+
+class DeviceState:
+    """One row (*slot*) for each running request.
+
+    Attributes:
+        tokens: int32 ``[slots, max_context + 1]``; the token at ``max_context`` is drawn and never computed.
+        pages: int32 ``[slots, max_pages]``.
+    """
+
+    def __init__(self, limits: EngineLimits, device: str) -> None:
+        self.device = device
+        max_pages = -(-limits.max_context // limits.page_size)
+        self.tokens = torch.zeros(limits.slots, limits.max_context + 1, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(limits.slots, max_pages, dtype=torch.int32, device=device)
+        # temperature, top_p, min_p: one tensor, so that a step gathers them at once.
+        self._shares = torch.zeros(3, limits.slots, dtype=torch.float32, device=device)
+        self._top_k = torch.zeros(limits.slots, dtype=torch.int32, device=device)
+        self._seed = torch.zeros(limits.slots, dtype=torch.int64, device=device)
+        self._params = [_GREEDY] * limits.slots
+
+    def apply(self, step: Step) -> None:
+        """Write what a step changes; later writes win."""
+        _write(self.tokens, ((each.slot, each.start, each.tokens) for each in step.tokens))
+        _write(self.pages, ((each.slot, each.start, each.pages) for each in step.pages))
+        if step.params:
+            self._set_params({params.slot: params for params in step.params})
+
+    def sampling(self, slots: list[int], slots_tensor: torch.Tensor, positions: torch.Tensor) -> SamplingBatch:
+        """How to draw one token for each slot, at ``positions`` int64 ``[n]``."""
+        chosen = [self._params[slot] for slot in slots]
+        temperature, top_p, min_p = self._shares.index_select(1, slots_tensor).unbind(0)
+        return SamplingBatch(
+            temperature=temperature,
+            top_k=self._top_k[slots_tensor],
+            top_p=top_p,
+            min_p=min_p,
+            seed=self._seed[slots_tensor],
+            position=positions,
+            all_greedy=all(each.temperature == 0 for each in chosen),
+            any_filter=any(each.top_k or each.top_p < 1 or each.min_p for each in chosen),
+        )
+
+    def _set_params(self, changed: dict[int, SlotParams]) -> None:
+        rows = changed.values()
+        for params in rows:
+            self._params[params.slot] = params
+        slots, top_k, seed = upload(
+            self.device, changed, (each.top_k for each in rows), (_signed(each.seed) for each in rows)
+        )
+        shares = [[each.temperature for each in rows], [each.top_p for each in rows], [each.min_p for each in rows]]
+        self._shares[:, slots] = torch.tensor(shares, dtype=torch.float32).to(self.device)
+        self._top_k[slots] = top_k.int()
+        self._seed[slots] = seed
+
+
+def _write(table: torch.Tensor, writes: Iterable[tuple[int, int, list[int]]]) -> None:
+    """Put values into rows of a table, in order: (row, first column, values)."""
+    cells: dict[int, int] = {}
+    for row, start, values in writes:
+        first = row * table.shape[1] + start
+        cells.update(zip(range(first, first + len(values)), values, strict=True))
+    if cells:
+        numbers, values_tensor = upload(str(table.device), cells.keys(), cells.values())
+        table.view(-1)[numbers] = values_tensor.int()
+
+
+def _signed(seed: int) -> int:
+    """A seed modulo 2**64, as a signed integer."""
+    return ((seed + (1 << 63)) % (1 << 64)) - (1 << 63)

@@ -1,0 +1,1 @@
+"""Layer steps and sampling in plain torch."""

@@ -1,0 +1,197 @@
+"""The contract of the ``attention`` kind as tests: subclass :class:`AttentionContract` and name your implementation.
+
+class TestMine(AttentionContract):
+    capabilities = plugin.SPEC.capabilities
+
+    def make(self, shape):
+        return MyAttention(MyOptions(), shape)
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+
+from tpserve.api.attention import Attention, AttentionBatch, AttentionShape
+from tpserve.api.specs import AttentionCapabilities
+
+__all__ = ["AttentionCase", "AttentionContract", "attention_oracle"]
+
+_TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+_BATCHES: dict[str, list[tuple[int, int]]] = {
+    "one decode": [(1, 37)],
+    "decode": [(1, 1), (1, 64), (1, 16), (1, 130), (1, 17), (1, 65)],
+    "prompt": [(50, 50)],
+    "prompts": [(1, 1), (17, 17), (64, 64), (3, 3)],
+    "chunk": [(7, 71)],
+    "mixed": [(1, 90), (20, 20), (1, 3), (7, 135), (1, 16), (33, 97)],
+    "long": [(600, 700)],
+}
+"""(new tokens, cached tokens) of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """A random batch over a shuffled cache whose unused cells hold large numbers."""
+
+    shape: AttentionShape
+    batch: AttentionBatch
+    query: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+
+    @staticmethod
+    def random(shape: AttentionShape, lengths: list[tuple[int, int]], seed: int = 0) -> AttentionCase:
+        """Make a batch of sequences with the given (new tokens, cached tokens)."""
+        generator = torch.Generator().manual_seed(seed)
+        query_lens, kv_lens = [q for q, _ in lengths], [kv for _, kv in lengths]
+        needed = [-(-kv // shape.page_size) for kv in kv_lens]
+        pool = torch.randperm(sum(needed) + 3, generator=generator).tolist()
+        slots = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)].tolist()
+        table = torch.zeros(len(lengths) + 2, -(-shape.max_context // shape.page_size), dtype=torch.int32)
+        cells = torch.full((2, len(pool), shape.page_size, shape.kv_heads, shape.head_dim), 1000.0)
+        for slot, count, length in zip(slots, needed, kv_lens, strict=True):
+            pages = [pool.pop() for _ in range(count)]
+            table[slot, :count] = torch.tensor(pages)
+            drawn = torch.randn(2, length, shape.kv_heads, shape.head_dim, generator=generator)
+            for position in range(length):
+                cells[:, pages[position // shape.page_size], position % shape.page_size] = drawn[:, position]
+        query = torch.randn(sum(query_lens), shape.q_heads, shape.head_dim, generator=generator)
+        dtype = getattr(torch, shape.dtype)
+        batch = AttentionBatch(
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+            page_table=table.to(shape.device),
+            slots=slots,
+            slots_tensor=torch.tensor(slots, device=shape.device),
+            kv_lens_tensor=torch.tensor(kv_lens, dtype=torch.int32, device=shape.device),
+            query_starts=torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=shape.device),
+        )
+        k_cache, v_cache = cells.to(shape.device, dtype).unbind(0)
+        return AttentionCase(shape, batch, query.to(shape.device, dtype), k_cache, v_cache)
+
+
+def attention_oracle(case: AttentionCase) -> torch.Tensor:
+    """The definition, in float64 on the CPU, one query token at a time: ``[tokens, q_heads, head_dim]``."""
+    shape, batch = case.shape, case.batch
+    group = shape.q_heads // shape.kv_heads
+    query, k_cache, v_cache = (each.double().cpu() for each in (case.query, case.k_cache, case.v_cache))
+    table = batch.page_table.cpu().long()
+    rows = []
+    queries = iter(query)
+    for slot, length, end in zip(batch.slots, batch.query_lens, batch.kv_lens, strict=True):
+        pages = table[slot, : -(-end // shape.page_size)]
+        keys, values = (c[pages].flatten(0, 1).repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
+        for position in range(end - length, end):
+            first = max(0, position + 1 - shape.sliding_window) if shape.sliding_window else 0
+            seen = slice(first, position + 1)
+            scores = torch.einsum("hd,thd->ht", next(queries), keys[seen]) * shape.scale
+            rows.append(torch.einsum("ht,thd->hd", scores.softmax(dim=1), values[seen]))
+    return torch.stack(rows)
+
+
+class AttentionContract(ABC):
+    """What every attention backend must compute.
+
+    Attributes:
+        capabilities: of the spec; cases outside them are not run.
+        device: where to run.
+    """
+
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(sliding_window=True)
+    device: ClassVar[str] = "cpu"
+
+    @abstractmethod
+    def make(self, shape: AttentionShape) -> Attention:
+        """Construct the backend."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each test over what the capabilities allow."""
+        offered = self.capabilities
+        axes: dict[str, list[Any]] = {
+            "head_dim": [d for d in (64, 80, 128) if d in (offered.head_dims or (d,))],
+            "page_size": [p for p in (1, 16, 64) if p in (offered.page_sizes or (p,))],
+            "dtype": [d for d in _TOLERANCE if d in (offered.dtypes or (d,))],
+            "window": [1, 5, 48] if offered.sliding_window else [],
+            "heads": [(4, 4), (9, 3), (8, 1), (5, 1)],
+            "lengths": list(_BATCHES),
+        }
+        for name in axes.keys() & set(metafunc.fixturenames):
+            metafunc.parametrize(name, axes[name], ids=str)
+
+    def shape(self, **changes: Any) -> AttentionShape:
+        """A small shape that the capabilities allow, with ``changes``."""
+        offered = self.capabilities
+        shape = AttentionShape(
+            layers=1,
+            q_heads=6,
+            kv_heads=2,
+            head_dim=(offered.head_dims or (64,))[0],
+            page_size=16 if 16 in (offered.page_sizes or (16,)) else offered.page_sizes[0],
+            max_context=1024,
+            max_running=16,
+            scale=0.125,
+            dtype=(offered.dtypes or ("float32",))[0],
+            device=self.device,
+        )
+        return msgspec.structs.replace(shape, **changes)
+
+    def check(self, attention: Attention, case: AttentionCase) -> None:
+        """Plan and run one batch, and compare."""
+        attention.plan(case.batch)
+        found = attention.run(case.query, case.k_cache, case.v_cache)
+        assert found.shape == case.query.shape
+        assert found.dtype == case.query.dtype
+        tolerance = _TOLERANCE[case.shape.dtype]
+        torch.testing.assert_close(found.double().cpu(), attention_oracle(case), rtol=tolerance, atol=tolerance)
+
+    def test_page_sizes(self, page_size: int, lengths: str) -> None:
+        """Every kind of batch, at every page size."""
+        shape = self.shape(page_size=page_size)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_head_dims(self, head_dim: int, lengths: str) -> None:
+        """Every kind of batch, at every size of a head."""
+        shape = self.shape(head_dim=head_dim, scale=head_dim**-0.5)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_grouped_heads(self, heads: tuple[int, int], lengths: str) -> None:
+        """Every kind of batch, at several numbers of query heads to a KV head."""
+        shape = self.shape(q_heads=heads[0], kv_heads=heads[1])
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_dtypes(self, dtype: str, lengths: str) -> None:
+        """Every kind of batch, in every dtype."""
+        shape = self.shape(dtype=dtype)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_sliding_windows(self, window: int, lengths: str) -> None:
+        """Every kind of batch, with windows shorter than a page, than a prompt and than a context."""
+        shape = self.shape(sliding_window=window)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_a_plan_serves_every_layer(self) -> None:
+        """One plan, several caches."""
+        shape = self.shape(layers=2)
+        first, second = (AttentionCase.random(shape, _BATCHES["mixed"], seed) for seed in (0, 0))
+        attention = self.make(shape)
+        attention.plan(first.batch)
+        other = AttentionCase(shape, first.batch, second.query + 1, second.k_cache - 1, second.v_cache * 2)
+        for case in (first, other, first):
+            found = attention.run(case.query, case.k_cache, case.v_cache)
+            tolerance = 2 * _TOLERANCE[shape.dtype]
+            torch.testing.assert_close(found.double().cpu(), attention_oracle(case), rtol=tolerance, atol=tolerance)
+
+    def test_plans_follow_each_other(self) -> None:
+        """A backend keeps nothing of an earlier plan."""
+        shape = self.shape()
+        attention = self.make(shape)
+        for seed, lengths in enumerate((*_BATCHES, *reversed(_BATCHES))):
+            self.check(attention, AttentionCase.random(shape, _BATCHES[lengths], seed))

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import torch
+
+from tpserve.api import AttentionCapabilities, AttentionShape, NoOptions
+from tpserve.attention.reference import TorchAttention
+from tpserve.testing.attention import AttentionCase, AttentionContract, attention_oracle
+
+SHAPE = AttentionShape(
+    layers=1,
+    q_heads=6,
+    kv_heads=2,
+    head_dim=16,
+    page_size=4,
+    max_context=2048,
+    max_running=4,
+    scale=0.25,
+    dtype="float32",
+    device="cpu",
+)
+
+
+class TestTorchAttention(AttentionContract):
+    capabilities = AttentionCapabilities(devices=("cpu",), sliding_window=True)
+
+    def make(self, shape: AttentionShape) -> TorchAttention:
+        return TorchAttention(NoOptions(), shape)
+
+
+def test_adjacent_pages_are_read_in_place() -> None:
+    case = AttentionCase.random(SHAPE, [(3, 22), (1, 9)])
+    for slot, first, count in zip(case.batch.slots, (0, 6), (6, 3), strict=True):
+        case.batch.page_table[slot, :count] = torch.arange(first, first + count)
+    case.k_cache.normal_(generator=torch.Generator().manual_seed(1))
+    case.v_cache.normal_(generator=torch.Generator().manual_seed(2))
+    attention = TorchAttention(NoOptions(), SHAPE)
+    attention.plan(case.batch)
+    assert all(isinstance(part.pages, slice) for _, part in attention._parts)
+    found = attention.run(case.query, case.k_cache, case.v_cache)
+    torch.testing.assert_close(found.double(), attention_oracle(case), rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_chunk_is_masked_in_blocks() -> None:
+    attention = TorchAttention(NoOptions(), SHAPE)
+    case = AttentionCase.random(SHAPE, [(1200, 1500)])
+    attention.plan(case.batch)
+    ((_, part),) = attention._parts
+    assert [block.mask.shape for block in part.blocks] == [(512, 812), (512, 1324), (176, 1500)]
+    found = attention.run(case.query, case.k_cache, case.v_cache)
+    torch.testing.assert_close(found.double(), attention_oracle(case), rtol=1e-5, atol=1e-5)
