@@ -243,10 +243,10 @@ def _yarn_magnitude(scaling: Fields, factor: float) -> float:
 
 def _sliding_window(fields: Fields, architecture: Architecture, layers: int, max_context: int) -> int:
     """The window of every layer; 0 where no layer has one or none is shorter than the context."""
-    window = fields.get("sliding_window", 0)
-    if not window or architecture == "LlamaForCausalLM":
+    absent = "sliding_window" not in fields.values  # transformers then takes 4096; null is no window
+    if architecture == "LlamaForCausalLM" or not (absent or fields.get("sliding_window")):
         return 0
-    window = fields.count("sliding_window")
+    window = fields.count("sliding_window", 4096)
     if architecture == "MistralForCausalLM":
         windowed = layers
     elif not fields.flag("use_sliding_window"):
