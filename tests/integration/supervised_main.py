@@ -69,6 +69,9 @@ class Lines:
     def ready(self, limits: EngineLimits, seconds: float) -> None:
         print("ready", limits.pages, flush=True)
 
+    def close(self) -> None:
+        pass
+
 
 def main() -> int:
     scenario = msgspec.json.decode(sys.argv[1], type=Scenario)

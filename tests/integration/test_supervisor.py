@@ -120,6 +120,20 @@ def test_a_signal_lets_all_leave_in_order(start: Any, signum: signal.Signals) ->
     assert server.left() == []
 
 
+def test_nohup_outlives_its_terminal(start: Any) -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        server = start()
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    server.await_ready()
+    server.process.send_signal(signal.SIGHUP)
+    server.look()["rank1"].kill()
+    server.await_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_supervisor_alone(start: Any) -> None:
     server = start()
     server.await_ready()

@@ -46,7 +46,7 @@ def describe(plan: Plan) -> list[Row]:
 
 
 class Banner:
-    """Shows a start on standard error; close it to take a bar that is left off the screen.
+    """Shows a start on standard error.
 
     Args:
         url: where the server can be reached.
@@ -88,7 +88,7 @@ class Banner:
         )
 
     def close(self) -> None:
-        """Take the bar off the screen. May be called twice."""
+        """Take the bar off the screen, if there is one. More may be shown later."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

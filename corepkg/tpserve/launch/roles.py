@@ -129,16 +129,21 @@ def _run(line: Line, post: Post, composed: Rank) -> None:
     """Run a rank; when it is made to stop, leave its last decisions where they can be compared with other ranks'."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        composed.log.dump(path)
+        leave_decisions()
         os._exit(128 + signum)
 
-    path = dump_path(post.layout.directory, post.index)
+    def leave_decisions() -> None:
+        path = dump_path(post.layout.directory, post.index)
+        unfinished = path.with_suffix(".part")
+        composed.log.dump(unfinished)
+        unfinished.rename(path)
+
     signal.signal(signal.SIGTERM, stop)
     line.report(Ready(composed.limits))
     try:
         composed.scheduler.run()
     except TpserveError:
-        composed.log.dump(path)
+        leave_decisions()
         raise
 
 

@@ -30,8 +30,6 @@ __all__ = ["Cast", "Display", "Patience", "Supervisor"]
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 class Cast(Protocol):
     """Who belongs to a server."""
@@ -50,7 +48,10 @@ class Display(Protocol):
         """Rank 0 has loaded more."""
 
     def ready(self, limits: EngineLimits, seconds: float) -> None:
-        """Clients are served, ``seconds`` after the start."""
+        """Clients are served, ``seconds`` after the processes were started."""
+
+    def close(self) -> None:
+        """Leave the screen to the log; more may be shown later."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,6 @@ class Supervisor:
         self._watch = Watch()
         self._api: Child | None = None
         self._group: list[Child] = []
-        self._started = time.monotonic()
         self._has_served = False
 
     def run(self) -> int:
@@ -115,7 +115,7 @@ class Supervisor:
         Raises:
             UserError: the server could not be started, and the person who tried can mend it.
         """
-        with closing(self._watch), self._watch.signals(*SIGNALS):
+        with closing(self._watch), self._watch.signals(*_signals()):
             try:
                 return self._run()
             except Stopped as stop:
@@ -148,16 +148,19 @@ class Supervisor:
 
     def _bring_up(self, layout: Layout) -> None:
         """Start whatever does not run, and wait until clients are served."""
-        deadline = time.monotonic() + self._patience.startup
+        started = time.monotonic()
+        deadline = started + self._patience.startup
         layout.create()
         if self._api is None or self._api.exit_code is not None:
             self._api = self._watch.start(self._cast.api())
-        self._group = [self._watch.start(start) for start in self._cast.group(layout)]
+        self._group = []
+        for start in self._cast.group(layout):
+            self._group.append(self._watch.start(start))
         limits = self._await_ready(deadline)
         for child in [*self._group, self._api]:
             child.send(ServeEvent(layout.generation, limits))
         self._await_serving(layout.generation, deadline)
-        self._display.ready(limits, time.monotonic() - self._started)
+        self._display.ready(limits, time.monotonic() - started)
         self._has_served = True
 
     def _await_ready(self, deadline: float) -> EngineLimits:
@@ -209,6 +212,7 @@ class Supervisor:
         """Tell clients, then look for a moment whether something else went wrong first."""
         assert self._api is not None
         self._api.send(DownEvent(sign.summary))
+        self._display.close()
         troubles = [sign]
         deadline = time.monotonic() + SETTLE_SECONDS
         while self._watch.children and (happening := self._watch.next(deadline)) is not None:
@@ -263,6 +267,12 @@ class Supervisor:
 
     def _names(self) -> str:
         return ", ".join(child.name for child in self._watch.children)
+
+
+def _signals() -> list[signal.Signals]:
+    """What stops a server: not a hangup under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _check_not_stuck(status: Status, generation: int) -> None:
