@@ -30,6 +30,7 @@ class CommContext(msgspec.Struct, frozen=True):
         name: unique in ``run_dir``; a prefix for whatever the implementation puts there.
         device: the torch device of this rank, as a string.
         timeout: seconds after which a silent peer is an error.
+        join_timeout: seconds that construction waits for the others; None: as ``timeout``.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class CommContext(msgspec.Struct, frozen=True):
     name: str
     device: str
     timeout: float
+    join_timeout: float | None = None
 
 
 class Comm(ABC):

@@ -28,7 +28,7 @@ def build_engine(
     device: str,
     attention: Callable[[AttentionShape], Attention],
     ops: Ops,
-    comm: Comm | None,
+    join: Callable[[], Comm] | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load this rank's share of a model and make the engine that computes with it.
@@ -41,7 +41,8 @@ def build_engine(
         device: a torch device.
         attention: makes the attention backend.
         ops: computes the steps of a layer.
-        comm: the tensor group, which the engine then closes; None for one rank.
+        join: joins the tensor group, which the engine then closes; None for one rank. Called when the weights are
+            loaded: ranks need not load equally fast.
         progress: called with (done, all) while weights load.
 
     Raises:
@@ -54,6 +55,7 @@ def build_engine(
     shape = attention_shape(config, model, partition, device)
     weights = load_shard(folder, model, partition, getattr(torch, shape.dtype), device, progress)
     backend = attention(shape)
+    comm = join() if join else None
     with torch.inference_mode():
         decoder = Decoder(model, partition, weights, ops, backend, comm, shape.max_context)
         pages = page_count(config, shape, partition.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -116,7 +117,7 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
         place.device,
         load_part(composition.attention),
         load_part(composition.ops)(),
-        _join_comm(post, composition.comm) if composition.comm else None,
+        partial(_join_comm, post, composition.comm) if composition.comm else None,
         progress,
     )
 
@@ -129,6 +130,7 @@ def _join_comm(post: Post, part: Part) -> Comm:
         name=post.layout.name("comm"),
         device=post.composition.places[post.index].device,
         timeout=post.config.watchdog,
+        join_timeout=post.config.startup_timeout,
     )
     comm: Comm = load_part(part)(context)
     return comm
