@@ -23,7 +23,7 @@ class Window:
     """How far a sender is ahead of its receivers, in bytes, each frame counted with an overhead of 64.
 
     A sender puts a *mark* into some of its packets; a receiver that has taken such a packet off the link sends the
-    mark back. Packets must arrive in order.
+    mark back. Packets must arrive in order. Marks that come back may get lost: a waiting sender asks again.
 
     Args:
         size: bytes that the sender may be ahead of the slowest receiver. A larger packet passes on its own.
@@ -44,24 +44,29 @@ class Window:
     def add(self, frames: Sequence[bytes]) -> int:
         """Count a packet as sent; the mark that it must carry, or NO_MARK."""
         self._sent += _cost(frames)
-        return self.mark() if (self._sent - self._marked) * 4 >= self._size else NO_MARK
-
-    def mark(self) -> int:
-        """A mark for all that was sent; for an empty packet, when the sender must wait. NO_MARK: one is under way."""
-        if self._marked == self._sent:
+        if (self._sent - self._marked) * 4 < self._size:
             return NO_MARK
         self._marked = self._sent
         return self._marked
+
+    def mark(self) -> int:
+        """The mark for all that was sent: a sender that must wait sends it in a packet without frames."""
+        return self._sent
 
     def returned(self, receiver: Hashable, mark: int) -> None:
         """A receiver has sent a mark back.
 
         Raises:
-            FrameError: no such receiver, or no such mark.
+            FrameError: there is no such receiver, or no such mark.
         """
-        if not self._returned.get(receiver, self._sent) < mark <= self._sent:
+        if receiver not in self._returned or not 0 < mark <= self._sent:
             raise FrameError(f"receiver {receiver!r} returned mark {mark}, of {self._sent} bytes sent")
-        self._returned[receiver] = mark
+        self._returned[receiver] = max(self._returned[receiver], mark)
+
+    @property
+    def slowest(self) -> Hashable:
+        """The receiver that is furthest behind."""
+        return min(self._returned, key=self._returned.__getitem__)
 
 
 def batches(frames: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:

@@ -1,1 +1,1 @@
-"""Message transport over NNG, for tpserve."""
+"""Message transport over NNG, for tpserve. Importing this package loads no pynng."""

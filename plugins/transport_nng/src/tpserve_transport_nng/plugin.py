@@ -10,19 +10,21 @@ from tpserve.api import Options, TransportCapabilities, TransportSpec, hookimpl
 
 TPSERVE_API = 1
 
-Frames = Annotated[int, Meta(ge=1, le=8192)]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class NngOptions(Options, frozen=True, kw_only=True):
     """How much may be under way on a link.
 
     Attributes:
-        send_buffer: frames that wait at the sender; a full buffer blocks it.
-        recv_buffer: frames that wait at the receiver.
+        send_buffer: bytes that a sender may be ahead of each receiver before it blocks.
+        batch: frames sent together are packed into messages of up to this many bytes.
+        linger: seconds that closing waits until what was sent has gone out.
     """
 
-    send_buffer: Frames = 128
-    recv_buffer: Frames = 128
+    send_buffer: Bytes = 64 << 20
+    batch: Bytes = 256 << 10
+    linger: Annotated[float, Meta(ge=0, le=3600)] = 5.0
 
 
 @hookimpl

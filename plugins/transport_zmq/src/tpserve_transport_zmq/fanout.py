@@ -61,7 +61,7 @@ class ZmqFanoutSender(FanoutSender):
         self._router.close(self._options.linger)
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
-        self._send_all(*pack(self._window.mark(), []))
+        self._ask()
         while not self._window.has_room(batch):
             parts = self._router.receive(deadline)
             if parts is not None:
@@ -69,8 +69,12 @@ class ZmqFanoutSender(FanoutSender):
                 self._window.returned(name, *WORD.unpack(mark))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
-            else:  # a packet without frames shows whether all are still there
-                self._send_all(*pack(NO_MARK, []))
+            else:
+                self._ask()
+
+    def _ask(self) -> None:
+        """Send a packet without frames, for its mark; and to see that all followers are still there."""
+        self._send_all(*pack(self._window.mark(), []))
 
     def _send_all(self, *parts: Part) -> None:
         for name in self._names:

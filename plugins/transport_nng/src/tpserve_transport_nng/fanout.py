@@ -1,0 +1,170 @@
+"""The fan-out: a pair of sockets for each follower.
+
+nng's pub/sub drops messages without a word once a queue is full, and no queue is longer than 8,192. With it, a window
+of credits would have to be right for correctness; a pair makes the sender wait whatever happens, keeps the order and
+tells when its peer goes, for one more write per follower. Follower i's pair is at ``ADDRESS.i``, over tcp at the i-th
+port from the given one on. Followers say HELLO, the leader answers READY when all are there.
+
+A packet is the header's length, the header (a mark and the frames' lengths) and the body (the frames, joined). A large
+body is a message of its own, for joining and slicing would copy it twice more; its header's length is given as 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import pynng
+
+from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, unpack
+from tpserve_transport_nng.plugin import NngOptions
+from tpserve_transport_nng.sockets import FILLER, PairSocket
+
+__all__ = ["NngFanoutReceiver", "NngFanoutSender"]
+
+HELLO = b"tpserve nng fan-out 1: hello"
+READY = b"tpserve nng fan-out 1: ready"
+LARGE = 64 << 10
+
+
+class NngFanoutSender(FanoutSender):
+    """The leader's end."""
+
+    def __init__(self, options: NngOptions, address: str, followers: int) -> None:
+        self._options = options
+        self._address = address
+        self._window = Window(options.send_buffer, range(followers))
+        self._pairs: list[PairSocket] = []
+        try:
+            for follower in range(followers):
+                self._pairs.append(PairSocket(pynng.Pair0(), _at(address, follower), listen=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, deadline: float) -> None:
+        """Hear HELLO from each follower, then answer READY to all."""
+        for there, pair in enumerate(self._pairs):
+            greeting = _receive(pair, deadline, f"{there} of {len(self._pairs)} followers came")
+            if greeting != HELLO:
+                raise FrameError(f"expected a follower's greeting at {pair.address}, found {greeting[:32]!r}")
+        for pair in self._pairs:
+            pair.send(READY, deadline)
+
+    def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
+        """Send frames to every follower."""
+        for batch in batches(frames, self._options.batch):
+            if not self._window.has_room(batch):
+                self._await_room(batch, deadline)
+            messages = _messages(self._window.add(batch), batch)
+            for pair in self._pairs:
+                for message in messages:
+                    pair.send(message, deadline)
+
+    def close(self) -> None:
+        """Wait until what was sent has gone out, and close the sockets."""
+        deadline = time.monotonic() + self._options.linger
+        for pair in self._pairs:
+            pair.flush(deadline)
+            pair.close()
+
+    def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
+        self._ask()
+        while not self._window.has_room(batch):
+            follower = self._window.slowest
+            assert isinstance(follower, int)
+            mark = self._pairs[follower].receive(deadline)
+            if mark is not None:
+                self._window.returned(follower, *WORD.unpack(mark))
+            elif time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"follower {follower} of {self._address} is {self._options.send_buffer} bytes behind"
+                )
+            else:
+                self._ask()
+
+    def _ask(self) -> None:
+        """Send a packet without frames, for its mark; and to see that all followers are still there."""
+        (message,) = _messages(self._window.mark(), [])
+        for pair in self._pairs:
+            pair.try_send(message, 0)
+
+
+class NngFanoutReceiver(FanoutReceiver):
+    """A follower's end."""
+
+    def __init__(self, address: str, follower: int) -> None:
+        self._frames: deque[bytes] = deque()
+        self._header = b""
+        self._pair = PairSocket(pynng.Pair0(), _at(address, follower), listen=False)
+
+    def connect(self, deadline: float) -> None:
+        """Say HELLO and wait for READY."""
+        self._pair.send(HELLO, deadline)
+        greeting = _receive(self._pair, deadline, "no leader answered")
+        if greeting != READY:
+            raise FrameError(f"expected a leader's greeting at {self._pair.address}, found {greeting[:32]!r}")
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        """Take exactly ``count`` frames."""
+        while len(self._frames) < count:
+            self._take(_receive(self._pair, deadline, f"{len(self._frames)} of {count} frames came"))
+        return [self._frames.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._pair.close()
+
+    def _take(self, message: bytes) -> None:
+        if self._header:
+            header, self._header = self._header, b""
+            body: bytes | None = message
+        else:
+            header, body = _parts(message)
+        if body is None:
+            self._header = header
+            return
+        mark, frames = unpack(header, body)
+        self._frames.extend(frames)
+        if mark != NO_MARK:
+            self._pair.try_send(WORD.pack(mark), 0)  # if it cannot be sent now, the leader asks again
+
+
+def _at(address: str, follower: int) -> str:
+    if address.startswith("ipc://"):
+        return f"{address}.{follower}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + follower}"
+
+
+def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:
+    """One message that means something."""
+    while True:
+        message = pair.receive(deadline)
+        if message is None and pair.lost:
+            message = pair.receive(0)  # what came before the connection broke is still to be had
+            if message is None:
+                raise PeerLost(f"the peer at {pair.address} has gone")
+        if message is None and time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"{late}, at {pair.address}")
+        if message is not None and message != FILLER:
+            return message
+
+
+def _messages(mark: int, frames: Sequence[bytes]) -> list[bytes]:
+    header, body = pack(mark, frames)
+    start = WORD.pack(len(header) if len(body) <= LARGE else 0) + header
+    return [start + body] if len(body) <= LARGE else [start, body]
+
+
+def _parts(message: bytes) -> tuple[bytes, bytes | None]:
+    """Header and body of a packet; no body if it is the next message."""
+    if len(message) < WORD.size:
+        raise FrameError(f"a packet of {len(message)} bytes")
+    (length,) = WORD.unpack_from(message)
+    if not length:
+        return message[WORD.size :], None
+    end = WORD.size + length
+    return message[WORD.size : end], message[end:]

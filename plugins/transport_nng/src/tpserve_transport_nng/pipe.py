@@ -1,0 +1,107 @@
+"""The pipe: one socket that binds for many, and a pair socket at each sender.
+
+push/pull has no way back, and a sender could not know how far it is ahead in bytes. Pair1 answers whom it likes; what
+it sends may be dropped, so marks are asked for again, but what it receives never is.
+
+A message is a mark for the window of bytes, whether a frame follows, and the frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pynng
+
+from tpserve.api import DeadlineExceeded, FrameError, PipeReceiver, PipeSender
+from tpserve.api.flow import NO_MARK, WORD, Window
+from tpserve_transport_nng.plugin import NngOptions
+from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
+
+__all__ = ["NngPipeReceiver", "NngPipeSender"]
+
+RECEIVER = "receiver"
+PREFIX = struct.Struct("<Q?")
+
+
+class NngPipeSender(PipeSender):
+    """One of the sending ends."""
+
+    def __init__(self, options: NngOptions, address: str) -> None:
+        self._options = options
+        self._address = address
+        self._window = Window(options.send_buffer, [RECEIVER])
+        self._pair = PairSocket(pynng.Pair1(), address, listen=False)
+
+    def connect(self, deadline: float) -> None:
+        """Wait for nng's handshake: from then on the receiver's socket takes what is sent, read or not."""
+        while not self._pair.connected(deadline):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"no receiver came to {self._address}")
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        """Send one frame."""
+        if not self._window.has_room([frame]):
+            self._await_room(frame, deadline)
+        self._pair.send(PREFIX.pack(self._window.add([frame]), True) + frame, deadline)
+
+    def close(self) -> None:
+        """Wait until what was sent has gone out, and close the socket."""
+        self._pair.flush(time.monotonic() + self._options.linger)
+        self._pair.close()
+
+    def _await_room(self, frame: bytes, deadline: float) -> None:
+        self._ask()
+        while not self._window.has_room([frame]):
+            mark = self._pair.receive(deadline)
+            if mark is not None:
+                self._window.returned(RECEIVER, *WORD.unpack(mark))
+            elif time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"the receiver {self._address} is {self._options.send_buffer} bytes behind")
+            else:
+                self._ask()
+
+    def _ask(self) -> None:
+        """Send a mark alone; and see that the receiver is still there."""
+        self._pair.try_send(PREFIX.pack(self._window.mark(), False), 0)
+
+
+class NngPipeReceiver(PipeReceiver):
+    """The receiving end."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = ManySocket(address)
+
+    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
+        """Wait for a first frame, then take what has already arrived."""
+        frames: list[bytes] = []
+        size = 0
+        while len(frames) < max_frames and size < max_bytes:
+            frame = self._next(0 if frames else deadline)
+            if frame is None:
+                break
+            frames.append(frame)
+            size += len(frame)
+        return frames
+
+    def close(self) -> None:
+        """Close the socket; nng removes its file."""
+        self._socket.close()
+
+    def _next(self, deadline: float) -> bytes | None:
+        while True:
+            message = self._socket.receive_message(deadline)
+            if message is None:
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            data: bytes = message.bytes
+            if data == FILLER:
+                continue
+            if len(data) < PREFIX.size:
+                raise FrameError(f"a message of {len(data)} bytes at {self._socket.address}")
+            mark, has_frame = PREFIX.unpack_from(data)
+            if mark != NO_MARK:
+                self._socket.answer(message, WORD.pack(mark))
+            if has_frame:
+                return data[PREFIX.size :]

@@ -1,0 +1,184 @@
+"""The two nng sockets that links are made of: one end of a pair, and one that binds for many.
+
+What nng does with messages that wait was found by trying. A pair socket reads its connections into a queue of its own,
+up to 8,192 messages, whether anybody takes them or not; it keeps them when the peer goes, and reads what the kernel
+still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
+it pushes FILLER behind the last real message until that must have left.
+
+Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any, TypeVar
+
+import pynng
+
+from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
+
+__all__ = ["FILLER", "ManySocket", "PairSocket"]
+
+Result = TypeVar("Result")
+
+FILLER = b"-"
+# How late a call that waits notices that its peer has gone.
+SLICE = 0.2
+SEND_QUEUE = 16
+RECEIVE_QUEUE = 8192
+
+
+class Socket:
+    """What both have. nng allows :meth:`close` from another thread, and wakes who waits."""
+
+    def __init__(self, socket: Any, address: str) -> None:
+        self.address = address
+        self._socket = socket
+        self._socket.recv_max_size = 0
+        self._socket.recv_buffer_size = RECEIVE_QUEUE
+        self._socket.send_buffer_size = SEND_QUEUE
+        self._timeouts = {"recv_timeout": -1, "send_timeout": -1}
+        self._closed = False
+
+    def close(self) -> None:
+        """Close; what the sending queue holds is lost."""
+        self._closed = True
+        self._socket.close()
+
+    def receive_message(self, deadline: float) -> Any | None:
+        """One pynng.Message; None when the deadline, or a slice of the time until then, has passed.
+
+        Raises:
+            Closed: :meth:`close` was called.
+        """
+        return self._attempt(self._socket.recv_msg, "recv_timeout", deadline)
+
+    def _open(self, how: str, begin: Callable[[], object]) -> None:
+        try:
+            begin()
+        except pynng.NNGException as error:
+            self.close()
+            raise TransportError(f"cannot {how} {self.address}: {error}") from error
+
+    def _attempt(self, call: Callable[[bool], Result], timeout: str, deadline: float) -> Result | None:
+        """Call with a time-out that ends with the deadline, or after a slice; None if it ran out."""
+        if self._closed:
+            raise Closed("the link was closed")
+        wait = _milliseconds(deadline)
+        if wait and wait != self._timeouts[timeout]:
+            setattr(self._socket, timeout, wait)
+            self._timeouts[timeout] = wait
+        try:
+            return call(wait > 0)
+        except (pynng.Timeout, pynng.TryAgain):
+            return None
+        except pynng.Closed as error:
+            raise Closed("the link was closed") from error
+
+
+class PairSocket(Socket):
+    """One end of a connection between two.
+
+    Args:
+        socket: a pynng.Pair0 or Pair1.
+        address: where to listen or dial.
+        listen: take the address, rather than dial it until somebody is there.
+
+    Raises:
+        TransportError: the address is taken, malformed or too long.
+    """
+
+    def __init__(self, socket: Any, address: str, listen: bool) -> None:
+        super().__init__(socket, address)
+        self._came = Event()
+        self._left = Event()
+        socket.add_post_pipe_connect_cb(lambda _: self._came.set())
+        socket.add_post_pipe_remove_cb(lambda _: self._left.set())
+        socket.reconnect_time_min = socket.reconnect_time_max = 20
+        if listen:
+            self._open("listen at", lambda: socket.listen(address))
+        else:
+            self._open("dial", lambda: socket.dial(address, block=False))
+
+    def connected(self, deadline: float) -> bool:
+        """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
+        return self._came.wait(_milliseconds(deadline) / 1000)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the peer was there and has gone; once it has, nng's new attempts to connect do not change that."""
+        return self._left.is_set()
+
+    def receive(self, deadline: float) -> bytes | None:
+        """The same, as bytes."""
+        message = self.receive_message(deadline)
+        if message is None:
+            return None
+        data: bytes = message.bytes
+        return data
+
+    def try_send(self, data: bytes, deadline: float) -> bool:
+        """Send one message; False when the sending queue is full until the deadline, or for a slice of that time.
+
+        Raises:
+            PeerLost: the peer has gone.
+            Closed: :meth:`close` was called.
+        """
+        if self.lost:
+            raise PeerLost(f"the peer at {self.address} has gone")
+
+        def send(wait: bool) -> bool:
+            self._socket.send(data, wait)
+            return True
+
+        return self._attempt(send, "send_timeout", deadline) is not None
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send one message, when the sending queue has room.
+
+        Raises:
+            DeadlineExceeded: it stayed full; the message was not sent.
+            PeerLost: the peer has gone.
+            Closed: :meth:`close` was called.
+        """
+        while not self.try_send(data, deadline):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"the peer at {self.address} does not read")
+
+    def flush(self, deadline: float) -> None:
+        """Wait until all that was sent has left the sending queue, or the deadline has passed."""
+        if self._closed or not self._came.is_set():
+            return
+        with contextlib.suppress(DeadlineExceeded, PeerLost, Closed):
+            for _ in range(SEND_QUEUE + 1):
+                self.send(FILLER, deadline)
+
+
+class ManySocket(Socket):
+    """The binding end for any number of PairSockets over Pair1.
+
+    Args:
+        address: where to listen.
+
+    Raises:
+        TransportError: the address is taken, malformed or too long.
+    """
+
+    def __init__(self, address: str) -> None:
+        socket = pynng.Pair1(polyamorous=True)
+        super().__init__(socket, address)
+        self._open("listen at", lambda: socket.listen(address))
+
+    def answer(self, message: Any, data: bytes) -> None:
+        """Send to where a message came from, if that is still there. nng drops it when too much waits there."""
+        if message.pipe is not None:
+            with contextlib.suppress(pynng.NNGException):
+                message.pipe.send(data)
+
+
+def _milliseconds(deadline: float) -> int:
+    return max(0, math.ceil(1000 * min(SLICE, deadline - time.monotonic())))

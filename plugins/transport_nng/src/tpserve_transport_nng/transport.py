@@ -1,0 +1,50 @@
+"""The transport: the ends made in this process."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from tpserve.api import FanoutReceiver, FanoutSender, Options, PipeReceiver, PipeSender, Transport
+from tpserve_transport_nng.fanout import NngFanoutReceiver, NngFanoutSender
+from tpserve_transport_nng.pipe import NngPipeReceiver, NngPipeSender
+from tpserve_transport_nng.plugin import NngOptions
+
+__all__ = ["NngTransport"]
+
+End = TypeVar("End", FanoutSender, FanoutReceiver, PipeSender, PipeReceiver)
+
+
+class NngTransport(Transport):
+    """Makes nng ends in this process, which must not have been forked after pynng was imported."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        assert isinstance(options, NngOptions)
+        self._options = options
+        self._ends: list[FanoutSender | FanoutReceiver | PipeSender | PipeReceiver] = []
+
+    def fanout_sender(self, address: str, followers: int) -> FanoutSender:
+        """Listen for each follower."""
+        return self._keep(NngFanoutSender(self._options, address, followers))
+
+    def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
+        """Begin to dial a follower's end."""
+        return self._keep(NngFanoutReceiver(address, follower))
+
+    def pipe_receiver(self, address: str) -> PipeReceiver:
+        """Listen for senders."""
+        return self._keep(NngPipeReceiver(address))
+
+    def pipe_sender(self, address: str) -> PipeSender:
+        """Begin to dial a sending end."""
+        return self._keep(NngPipeSender(self._options, address))
+
+    def close(self) -> None:
+        """Close all ends; those that send wait until what they sent has gone out."""
+        for end in self._ends:
+            end.close()
+        self._ends.clear()
+
+    def _keep(self, end: End) -> End:
+        self._ends.append(end)
+        return end
