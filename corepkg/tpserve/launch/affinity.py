@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tpserve.errors import ConfigError
 __all__ = ["Place", "parse_cpus", "place_ranks"]
 
 TOPOLOGY = Path("/sys/devices/system")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -50,9 +52,11 @@ def place_ranks(config: ServeConfig, device: str, cores: list[Core] | None = Non
     Raises:
         ConfigError: ``cpu_affinity`` is not understood, or names cores that this process may not use.
     """
+    limit = _quota() if cores is None else math.inf
     cores = sorted(cores or usable_cores())
     shares = _shares(config, cores)
-    threads = config.threads or min(_physical(share or cores, 1 if share else config.tp) for share in shares)
+    physical = min(_physical(share) if share else _physical(cores) // config.tp for share in shares)
+    threads = config.threads or max(1, int(min(physical, limit // config.tp)))
     return [
         Place(
             device if device == "cpu" else f"{device}:{config.base_device + rank * config.device_step}",
@@ -113,8 +117,17 @@ def _listed(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
         raise ConfigError(f"cpu_affinity: this process may not run on core {error}", form) from None
 
 
-def _physical(cores: list[Core], sharers: int) -> int:
-    return max(1, len({core.physical for core in cores}) // sharers)
+def _physical(cores: list[Core]) -> int:
+    return len({core.physical for core in cores})
+
+
+def _quota() -> float:
+    """How many cores' time the container may use; infinite without a limit."""
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return max(1.0, int(quota) / int(period))
+    except (OSError, ValueError):  # no version 2 control group, or "max"
+        return math.inf
 
 
 def _numa_nodes() -> list[tuple[int, list[int]]]:

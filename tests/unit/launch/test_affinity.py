@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
+from tpserve.launch import affinity
 from tpserve.launch.affinity import Core, parse_cpus, place_ranks, usable_cores
 
 
@@ -80,6 +83,16 @@ def test_accelerators_are_numbered_from_the_base_in_steps() -> None:
 
 def test_parse_cpus() -> None:
     assert parse_cpus("0-3,8,10-11") == [0, 1, 2, 3, 8, 10, 11]
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+def test_a_container_with_less_time_than_cores_gets_fewer_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, threads: int | None
+) -> None:
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(affinity, "CGROUP", tmp_path)
+    physical = len({core.physical for core in usable_cores()})
+    assert place_ranks(ServeConfig(), "cpu")[0].threads == (threads or physical)
 
 
 def test_this_machine_has_cores() -> None:
