@@ -161,7 +161,7 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 TokenizerMessage = Tokenize | Abort | Shutdown
 RankMessage = Generate | Abort | Shutdown
 StepMessage = StepOutput | Shutdown
-ApiMessage = TextOutput | Rejected
+ApiMessage = TextOutput | Rejected | Shutdown
 
 _encoder = msgspec.msgpack.Encoder()
 _tokenizer = msgspec.msgpack.Decoder(TokenizerMessage)

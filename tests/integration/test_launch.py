@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_several_workers_of_each_kind(launch: Launch) -> None:
     assert [server.chat().status_code for _ in range(3)] == [200] * 3
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
+    assert "ERROR" not in server.text
+
+
+def test_requests_that_outlast_the_drain_end_and_the_stop_is_still_in_order(launch: Launch) -> None:
+    server = launch("--drain-timeout", "0.2", "--max-context", "2048")
+    server.await_ready()
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(server.chat, max_tokens=1900) for _ in range(4)]
+        wait_for(lambda: server.children()["rank0"].cpu_percent(0.2) > 20)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert [answer.result().status_code for answer in answers] == [503] * 4
     assert "ERROR" not in server.text
 
 

@@ -17,7 +17,7 @@ MAX_BYTES = 16 << 20
 
 
 def run_detokenizer(receiver: PipeReceiver, to_api: PipeSender, codec: TextCodec, producer: int) -> None:
-    """Turn rank 0's replies into text until a Shutdown comes.
+    """Turn rank 0's replies into text until a Shutdown comes, which goes on to the api process.
 
     Args:
         receiver: where rank 0's replies come from.
@@ -34,6 +34,7 @@ def run_detokenizer(receiver: PipeReceiver, to_api: PipeSender, codec: TextCodec
         for frame in receiver.recv_many(MAX_FRAMES, MAX_BYTES, math.inf):
             message = decode_step(opener.open(frame))
             if not isinstance(message, StepOutput):
+                to_api.send(sealer.seal(encode(message)), math.inf)
                 return
             to_api.send(sealer.seal(encode(detokenizer.convert(message))), math.inf)
 

@@ -19,6 +19,7 @@ from tpserve.messages import (
     ChatPrompt,
     Rejected,
     SamplingParams,
+    Shutdown,
     TextOutput,
     Tokenize,
     encode,
@@ -78,6 +79,7 @@ class Exchange:
         self._idle = asyncio.Event()
         self._idle.set()
         self._connection: Connection | None = None
+        self._ended = asyncio.Semaphore(0)
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -86,6 +88,11 @@ class Exchange:
     async def idle(self) -> None:
         """Wait until no request is in flight."""
         await self._idle.wait()
+
+    async def ended(self, detokenizers: int) -> None:
+        """Wait until so many detokenizers have passed a Shutdown on: nothing comes after it."""
+        for _ in range(detokenizers):
+            await self._ended.acquire()
 
     def attach(self, connection: Connection | None) -> None:
         """Send over this connection from now on, or drop what would be sent."""
@@ -157,10 +164,13 @@ class Exchange:
     def deliver(self, messages: Sequence[ApiMessage]) -> None:
         """Take what came from tokenizers and detokenizers."""
         for message in messages:
-            if isinstance(message, TextOutput):
-                self._deliver_round(message)
-            else:
-                self._deliver_refusal(message)
+            match message:
+                case TextOutput():
+                    self._deliver_round(message)
+                case Rejected():
+                    self._deliver_refusal(message)
+                case Shutdown():
+                    self._ended.release()
 
     def _send(self, call: Call, wake: asyncio.Event) -> list[Answer]:
         requests = [Tokenize(next(self._uids), prompt, _seeded(call.params)) for prompt in call.prompts]

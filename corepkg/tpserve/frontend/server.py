@@ -29,6 +29,9 @@ KEEP_ALIVE = 65
 FLUSH = 2.0
 """Seconds that a stopping server gives its last messages and responses."""
 
+LEAVE = 8.0
+"""Seconds that the other processes have for finishing what is under way and passing the Shutdown on."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -133,7 +136,7 @@ class _ApiProcess:
         await self._disconnect(0.0)
 
     async def _stop(self) -> None:
-        """Let running requests finish, then send Shutdown through all processes."""
+        """Let running requests finish, then send Shutdown through all processes, and read on until it is back."""
         self._generation = 0
         self._exchange.close("the server is stopping")
         with suppress(TimeoutError):
@@ -142,6 +145,9 @@ class _ApiProcess:
         self._exchange.fail("the server is stopping")
         if self._connection is not None:
             self._connection.send_all(encode(Shutdown()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE):
+                    await self._exchange.ended(self._config.detokenizers)
         await self._disconnect(FLUSH)
 
     async def _disconnect(self, flush: float) -> None:

@@ -71,7 +71,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     startup: float = 600.0
     drain: float = 5.0
     grace: float = 2.0
-    leave: float = 10.0
+    leave: float = 12.0
     restarts: int = 3
     backoff: float = 0.5
     longest_backoff: float = 10.0

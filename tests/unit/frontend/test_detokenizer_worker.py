@@ -41,7 +41,7 @@ def test_forgets_requests_that_are_over(codec: TextCodec) -> None:
     assert len(detokenizer) == 1
 
 
-def test_passes_everything_else_on_until_the_shutdown(codec: TextCodec) -> None:
+def test_passes_everything_else_on_and_the_shutdown_last(codec: TextCodec) -> None:
     inbox, to_api = Pipe(), Pipe()
     sealer = Sealer(1000)
     (letter,) = codec.encode("x")
@@ -52,6 +52,7 @@ def test_passes_everything_else_on_until_the_shutdown(codec: TextCodec) -> None:
     worker.start()
     worker.join(30)
     assert not worker.is_alive()
-    (frame,) = to_api.recv_many(10, 1 << 20, 0)
+    opener = Opener()
+    passed_on = [decode_api(opener.open(frame)) for frame in to_api.recv_many(10, 1 << 20, 0)]
     expected = TextOutput([7, 8], [letter, EOS], ["x", ""], [None, "stop"], [Started(7, 10, 4)])
-    assert decode_api(Opener().open(frame)) == expected
+    assert passed_on == [expected, Shutdown()]
