@@ -35,13 +35,13 @@ def tpserve_transports() -> list[TransportSpec]:
 
 @hookimpl
 def tpserve_syncs() -> list[SyncSpec]:
-    """One gloo broadcast a round."""
+    """A gloo send to each follower."""
     return [
         SyncSpec(
             name="gloo",
-            summary="one gloo broadcast a round",
+            summary="a gloo send to each follower, on one host",
             factory="tpserve.sync.gloo:GlooSync",
-            capabilities=SyncCapabilities(multi_node=True),
+            capabilities=SyncCapabilities(multi_node=False),
         )
     ]
 

@@ -1,0 +1,1 @@
+"""The count synchronisations that tpserve itself brings."""

@@ -1,0 +1,134 @@
+"""Announcements over gloo: one small send to each follower.
+
+A broadcast would do as well and take 3.6 times as long (188 against 52 µs, two ranks): it goes through a worker
+thread, and a worker that waits for a peer cannot be stopped. A send is posted and done with; gloo delivers it when the
+follower asks for it. A few are under way at most, so the leader waits for nothing but a follower that does not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpserve.api import Announcement, DeadlineExceeded, Options, PeerLost, Sync, SyncContext, TransportError
+from tpserve.distributed.gloo import make_group
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Work
+
+__all__ = ["GlooSync"]
+
+LEADER = 0
+ANNOUNCEMENT, BARRIER = 1, 2
+UNDER_WAY = 16
+LINGER = 5.0
+LONGEST_WAIT = 30 * 24 * 3600.0
+
+
+class _Posted(NamedTuple):
+    """A send under way to one rank; gloo reads the tensor until it is done."""
+
+    rank: int
+    tensor: torch.Tensor
+    work: Work
+
+
+class GlooSync(Sync):
+    """One rank's end; all ranks on one host. After an error it can only be closed."""
+
+    def __init__(self, options: Options, context: SyncContext) -> None:
+        super().__init__(options, context)
+        # Any: torch has no types for a group's methods.
+        self._group: Any = None
+        self._posted: deque[_Posted] = deque()
+
+    def connect(self, deadline: float) -> None:
+        """Join the others through a file in the run directory."""
+        context = self.context
+        path = context.run_dir / context.name
+        self._group = make_group(path, context.rank, context.size, _remaining(deadline))
+
+    def announce(self, announcement: Announcement, deadline: float) -> None:
+        """Send to each follower, and wait for the oldest sends if too many are under way."""
+        import torch
+
+        fields = (
+            announcement.round,
+            announcement.first_frame,
+            announcement.count,
+            announcement.digest_round,
+            announcement.digest,
+        )
+        tensor = torch.tensor(fields, dtype=torch.int64)
+        for rank in range(1, self.context.size):
+            self._post(rank, tensor, ANNOUNCEMENT)
+        while len(self._posted) > UNDER_WAY * (self.context.size - 1):
+            self._finish(self._posted.popleft(), deadline)
+
+    def receive(self, deadline: float) -> Announcement:
+        """Ask the leader for the next announcement."""
+        return Announcement(*self._ask(LEADER, 5, ANNOUNCEMENT, deadline))
+
+    def barrier(self, deadline: float) -> None:
+        """Every follower tells the leader, and the leader tells every follower."""
+        import torch
+
+        token = torch.zeros(1, dtype=torch.int64)
+        followers = range(1, self.context.size)
+        if self.context.rank != LEADER:
+            self._post(LEADER, token, BARRIER)
+            self._ask(LEADER, 1, BARRIER, deadline)
+            return
+        for rank in followers:
+            self._ask(rank, 1, BARRIER, deadline)
+        for rank in followers:
+            self._post(rank, token, BARRIER)
+
+    def close(self) -> None:
+        """Wait a little until the followers have what was announced, and leave the group."""
+        deadline = time.monotonic() + LINGER
+        with suppress(TransportError):
+            while self._posted:
+                self._finish(self._posted.popleft(), deadline)
+        self._posted.clear()
+        self._group = None
+
+    def _post(self, rank: int, tensor: torch.Tensor, tag: int) -> None:
+        assert self._group is not None, "connect() comes first"
+        with _translated(rank, float("inf")):
+            self._posted.append(_Posted(rank, tensor, self._group.send([tensor], rank, tag)))
+
+    def _finish(self, posted: _Posted, deadline: float) -> None:
+        with _translated(posted.rank, deadline):
+            posted.work.wait(timedelta(seconds=_remaining(deadline)))
+
+    def _ask(self, rank: int, size: int, tag: int, deadline: float) -> list[int]:
+        import torch
+
+        assert self._group is not None, "connect() comes first"
+        tensor = torch.empty(size, dtype=torch.int64)
+        with _translated(rank, deadline):
+            self._group.recv([tensor], rank, tag).wait(timedelta(seconds=_remaining(deadline)))
+        values: list[int] = tensor.tolist()
+        return values
+
+
+@contextmanager
+def _translated(rank: int, deadline: float) -> Iterator[None]:
+    """Gloo raises RuntimeError for everything: it is the deadline if that has passed, and else a lost peer."""
+    try:
+        yield
+    except RuntimeError as error:
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"rank {rank} is silent") from error
+        raise PeerLost(f"rank {rank} has gone") from error
+
+
+def _remaining(deadline: float) -> float:
+    """Seconds until the deadline; gloo takes 0 for "as long as usual", and nothing longer than some weeks."""
+    return min(max(0.001, deadline - time.monotonic()), LONGEST_WAIT)
