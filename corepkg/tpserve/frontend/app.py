@@ -42,7 +42,7 @@ def build_app(exchange: Exchange, model: str) -> FastAPI:
     entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "tpserve"}
 
     def check_model(request: GenerationRequest) -> None:
-        if request.model is not None and request.model != model:
+        if request.model and request.model != model:
             raise _unknown_model(request.model)
 
     @app.post("/v1/chat/completions", response_class=Response, responses=GENERATES)

@@ -18,11 +18,12 @@ from tpserve.messages import ChatPrompt, SamplingParams
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
 IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user", "verbosity"},
+    {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"},
 )
 """About the client, its account or its dashboard."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0, 0.0),
@@ -34,7 +35,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "min_tokens": (0,),
+    "prediction": (),
     "presence_penalty": (0, 0.0),
+    "reasoning_effort": ("none",),
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
@@ -43,6 +46,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
 """Fields of OpenAI's API, and of other servers', that are not supported, with the values that ask for nothing."""
 

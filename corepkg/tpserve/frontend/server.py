@@ -113,17 +113,15 @@ class _ApiProcess:
         """Send a request over every link there is, then admit the clients'."""
         try:
             await self._exchange.warm_up(max(self._config.tokenizers, self._config.detokenizers))
-        except Unavailable:
-            return
-        except RequestError as error:
-            self._lose(generation, f"the warm-up request was refused: {error.message}")
+        except (Unavailable, RequestError) as error:
+            self._lose(generation, f"the warm-up failed: {error}")
             return
         if generation == self._generation:
             self._exchange.open()
             self._control.serving()
 
     def _lose(self, generation: int, reason: str) -> None:
-        """A link broke. The first one counts; its like often follow, also after the supervisor has noticed."""
+        """A link broke, or the warm-up failed. What comes after that, or after the supervisor knows, is no news."""
         if generation == self._generation:
             self._generation = 0
             logger.error("%s", reason)

@@ -14,7 +14,7 @@ from threading import Event
 import httpx
 import pytest
 
-from tpserve.cli.chat import Conversation, ServerError
+from tpserve.cli.chat import Conversation, ServerError, _typed
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import Generate
 from tpserve.testing.fake_server import FakeServer
@@ -151,6 +151,19 @@ def test_another_kind_of_server_is_recognised(server: FakeServer) -> None:
     assert "is no tpserve server" in found.stderr
 
 
+def test_at_the_prompt_ctrl_c_begins_a_new_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str | BaseException] = [" a ", KeyboardInterrupt(), "", "b", EOFError()]
+
+    def typed(prompt: str) -> str:
+        key = keys.pop(0)
+        if isinstance(key, BaseException):
+            raise key
+        return key
+
+    monkeypatch.setattr("builtins.input", typed)
+    assert list(_typed()) == ["a", "b"]
+
+
 class Terminal:
     """``tpserve chat`` in a terminal."""
 
@@ -168,12 +181,6 @@ class Terminal:
             assert self._read(60.0), f"{text!r} does not come after {self._seen!r}"
         before, self._seen = self._seen.split(text.encode(), 1)
         return before.decode()
-
-    def interrupt_until(self, text: str) -> None:
-        """Press Ctrl-C, again and again, as one press may come between two reads of the keyboard."""
-        while text.encode() not in self._seen:
-            self.process.send_signal(signal.SIGINT)
-            self._read(0.5)
 
     def _read(self, seconds: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], seconds)
@@ -220,5 +227,4 @@ def test_in_a_terminal_ctrl_c_interrupts_an_answer(halting: Halting, tmp_path: P
         screen.expect("…")
         halting.release.set()
         screen.expect("> ")
-        screen.interrupt_until("> ")
         screen.type("/quit\n")

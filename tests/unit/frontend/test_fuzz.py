@@ -66,7 +66,7 @@ def client(codec: TextCodec) -> Iterator[httpx.Client]:
         yield client
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]), body=bodies)
 @example(path="/v1/chat/completions", body={"messages": [{"role": "user", "content": "x", "a": {"\ud800": 1}}]})
 @example(path="/v1/completions", body={"prompt": "x", "\ud800": 1})

@@ -261,6 +261,11 @@ def test_other_errors_have_openais_shape_too(client: httpx.Client, method: str, 
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_request_need_not_name_the_model(client: httpx.Client) -> None:
+    for model in ("fake", "", None):
+        assert complete(client, "a", model=model)["model"] == "fake"
+
+
 def test_an_unknown_model_is_a_404(client: httpx.Client) -> None:
     response = client.post("/v1/completions", json={"prompt": "x", "model": "other"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
