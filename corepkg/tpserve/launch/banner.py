@@ -84,7 +84,8 @@ class Banner:
         """Say where to go."""
         pool = limits.pages * limits.page_size
         self._console.print(
-            f"ready at {self._url} in {seconds:.1f} s (KV pool {pool:,} tokens, context {limits.max_context:,})"
+            f"ready at {self._url} in {seconds:.1f} s (KV pool {pool:,} tokens, context {limits.max_context:,})",
+            soft_wrap=True,
         )
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
-from tpserve.errors import DeadlineExceeded, PeerLost, UserError
+from tpserve.errors import DeadlineExceeded, PeerLost, TpserveError, UserError
 from tpserve.frontend.control import ControlEvent
 from tpserve.launch.logging import set_up_logging
 from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_event, line
@@ -30,6 +30,8 @@ from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_event, lin
 __all__ = ["Line", "Main"]
 
 PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
 
 
 class Line:
@@ -123,11 +125,10 @@ def _leave_failed(link: Line, error: BaseException) -> NoReturn:
     if isinstance(error, UserError):
         failed = Failed(error=error.message, hint=error.hint, is_user_error=True)
     else:
-        failed = Failed(
-            error=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
-            is_consequence=_is_consequence(error),
-        )
+        # An error raised on purpose says all there is to say.
+        text = "" if isinstance(error, TpserveError) else "".join(traceback.format_exception(error))
+        failed = Failed(error=f"{type(error).__name__}: {error}", traceback=text, is_consequence=_is_consequence(error))
+    logger.debug("failed", exc_info=error)
     link.report(failed)
     logging.shutdown()
     sys.stdout.flush()

@@ -85,7 +85,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     Attributes:
         error: the exception's name and text, in one line.
-        traceback: as Python prints it, or empty.
+        traceback: as Python prints it; empty for errors that tpserve raises on purpose.
         hint: what the user can do about it.
         is_user_error: the user can mend it, so nobody needs the traceback.
         is_consequence: it lost a peer: the cause is likely to be found there.

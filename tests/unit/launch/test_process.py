@@ -138,6 +138,8 @@ def test_failures_say_whose_they_are(watch: Watch, make: Any) -> None:
     watch.start(make("fail_consequence"))
     (failed,) = statuses(watch)
     assert failed.is_consequence
+    assert failed.error == "RankError: rank 1, round 2: expected a peer, found nobody"
+    assert failed.traceback == ""
     watch.start(make("fail_user"))
     assert statuses(watch) == [Failed("wrong", "", "mend it", is_user_error=True)]
 

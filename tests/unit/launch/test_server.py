@@ -117,10 +117,10 @@ def test_no_bar_is_drawn_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
     banner = Banner("http://here:1")
     banner.composition([("model", "small", "why " * 50)])
     banner.progress(Progress(1, 2))
-    banner.ready(EngineLimits(100, 16, 4, 1024, 10, (0,)), 1.25)
+    banner.ready(EngineLimits(10_000, 16, 4, 131_072, 10, (0,)), 1.25)
     banner.close()
     shown = capsys.readouterr()
     assert shown.out == ""
     lines = shown.err.splitlines()
     assert len(lines) == 3
-    assert lines[2] == "ready at http://here:1 in 1.2 s (KV pool 1,600 tokens, context 1,024)"
+    assert lines[2] == "ready at http://here:1 in 1.2 s (KV pool 160,000 tokens, context 131,072)"
