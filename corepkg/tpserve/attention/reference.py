@@ -8,6 +8,7 @@ to look), its cache is read in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch.nn import functional
@@ -30,19 +31,20 @@ class TorchAttention(Attention):
         self._parts: list[tuple[torch.Tensor | slice, _Part]] = []
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Sort the sequences into parts, and find each part's pages and mask."""
-        starts = _running_sum(batch.query_lens)
+        """Sort the sequences into parts, and find each part's pages and masks."""
+        starts = [0, *accumulate(batch.query_lens)]
         singles = [i for i, length in enumerate(batch.query_lens) if length == 1]
-        if len(singles) < 2:
-            singles = []
-        alone = [i for i, length in enumerate(batch.query_lens) if length > 1 or not singles]
         self._parts = [
-            (slice(starts[i], starts[i] + batch.query_lens[i]), _plan_sequence(self.shape, batch, i, self._masks))
-            for i in alone
+            (slice(starts[i], starts[i + 1]), _plan_sequence(self.shape, batch, i, self._masks))
+            for i, length in enumerate(batch.query_lens)
+            if length > 1
         ]
-        if singles:
-            rows = torch.tensor([starts[i] for i in singles], device=batch.page_table.device) if alone else slice(None)
-            self._parts.append((rows, _plan_decode(self.shape, batch, singles)))
+        if len(singles) == 1:
+            row = starts[singles[0]]
+            self._parts.append((slice(row, row + 1), _plan_single(self.shape, batch, singles[0])))
+        elif singles:
+            rows = torch.tensor([starts[i] for i in singles], device=self.shape.device)
+            self._parts.append((rows, _plan_singles(self.shape, batch, singles)))
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attend, part by part."""
@@ -55,8 +57,59 @@ class TorchAttention(Attention):
 
 
 @dataclass(frozen=True, slots=True)
+class _Adjacent:
+    """The cells of one sequence whose pages lie one after the other: ``count`` from cell ``first`` of the pool on."""
+
+    first: int
+    count: int
+
+    def read(self, cache: torch.Tensor) -> torch.Tensor:
+        """A view ``[1, kv_heads, cells, head_dim]``."""
+        return cache.view(1, -1, *cache.shape[2:]).narrow(1, self.first, self.count).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattered:
+    """The cells of ``sequences`` sequences, equally many pages each: int64 ``[sequences * pages]``.
+
+    Of each sequence's cells, those before ``first`` and after the ``count`` from there on are left out.
+    """
+
+    pages: torch.Tensor
+    sequences: int
+    first: int
+    count: int
+
+    def read(self, cache: torch.Tensor) -> torch.Tensor:
+        """A copy ``[sequences, kv_heads, cells, head_dim]``."""
+        cells = cache.index_select(0, self.pages).view(self.sequences, -1, *cache.shape[2:])
+        return cells.narrow(1, self.first, self.count).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _SinglesPart:
+    """Sequences with one new token each.
+
+    Attributes:
+        cells: what they see, padded to the longest.
+        mask: ``[sequences, 1, 1, cells]``, -inf for padding; None without.
+    """
+
+    cells: _Adjacent | _Scattered
+    mask: torch.Tensor | None
+    scale: float
+
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        # With one new token a sequence, the query heads of a group can stand where query rows do: nothing is repeated.
+        q = query.reshape(len(query), k_cache.shape[2], -1, query.shape[2])
+        k, v = self.cells.read(k_cache), self.cells.read(v_cache)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=self.scale)
+        return out.reshape(query.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class _Block:
-    """Query rows of one sequence and the keys that they see; without a mask and not causal, each row sees all."""
+    """Query rows of one sequence and the keys that they see, counted from the part's first cell."""
 
     rows: slice
     keys: slice
@@ -66,31 +119,21 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _SequencePart:
-    """One sequence.
+    """One sequence with several new tokens, in blocks of its rows."""
 
-    Attributes:
-        pages: its pages from the first that it sees; a slice where they lie one after the other.
-        blocks: its query rows; keys count from the first token of ``pages``.
-    """
-
-    pages: torch.Tensor | slice
+    cells: _Adjacent | _Scattered
     blocks: list[_Block]
     scale: float
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         q = query.unsqueeze(0).transpose(1, 2)
-        k, v = self._heads(k_cache), self._heads(v_cache)
-        if len(self.blocks) == 1:
-            return self._attend(self.blocks[0], q, k, v)
-        return torch.cat([self._attend(block, q[:, :, block.rows], k, v) for block in self.blocks])
-
-    def _heads(self, cache: torch.Tensor) -> torch.Tensor:
-        """This sequence's cells as ``[1, kv_heads, tokens, head_dim]``."""
-        return cache[self.pages].flatten(0, 1).unsqueeze(0).transpose(1, 2)
+        k, v = self.cells.read(k_cache), self.cells.read(v_cache)
+        out = [self._attend(block, q, k, v) for block in self.blocks]
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def _attend(self, block: _Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = functional.scaled_dot_product_attention(
-            q,
+            q[:, :, block.rows],
             k[:, :, block.keys],
             v[:, :, block.keys],
             attn_mask=block.mask,
@@ -101,33 +144,7 @@ class _SequencePart:
         return out.transpose(1, 2).squeeze(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _DecodePart:
-    """Sequences with one new token each.
-
-    Attributes:
-        pages: int64 ``[sequences * width]``: each one's pages from the first that it sees, padded with its last.
-        mask: ``[sequences, 1, 1, width * page_size]``, -inf for cells that are not seen.
-    """
-
-    pages: torch.Tensor
-    mask: torch.Tensor
-    scale: float
-
-    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        count, kv_heads = len(query), k_cache.shape[2]
-        # With one new token a sequence, the query heads of a group can stand where query rows do: nothing is repeated.
-        q = query.reshape(count, kv_heads, -1, query.shape[2])
-        k, v = self._heads(k_cache, count), self._heads(v_cache, count)
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=self.scale)
-        return out.reshape(query.shape)
-
-    def _heads(self, cache: torch.Tensor, count: int) -> torch.Tensor:
-        """The cells as ``[sequences, kv_heads, tokens, head_dim]``."""
-        return cache.index_select(0, self.pages).view(count, -1, *cache.shape[2:]).transpose(1, 2)
-
-
-_Part = _SequencePart | _DecodePart
+_Part = _SinglesPart | _SequencePart
 
 
 class _TailMasks:
@@ -156,45 +173,55 @@ class _TailMasks:
         return _mask_of(hidden, self._shape)
 
 
-def _plan_sequence(shape: AttentionShape, batch: AttentionBatch, index: int, masks: _TailMasks) -> _SequencePart:
-    length, end = batch.query_lens[index], batch.kv_lens[index]
-    start = end - length
-    first_page = _first_seen(shape, start) // shape.page_size
-    row = batch.page_table[batch.slots[index], first_page : -(-end // shape.page_size)]
-    base = first_page * shape.page_size
-    if start == 0 and length > 1 and (not shape.sliding_window or end <= shape.sliding_window):
-        blocks = [_Block(slice(0, length), slice(0, end), None, causal=True)]
-    else:
-        blocks = [
-            _plan_block(shape, masks, start, base, rows=slice(at, min(at + _BLOCK, length)))
-            for at in range(0, length, _BLOCK)
-        ]
-    return _SequencePart(_adjacent(row), blocks, shape.scale)
+def _plan_single(shape: AttentionShape, batch: AttentionBatch, index: int) -> _SinglesPart:
+    end = batch.kv_lens[index]
+    return _SinglesPart(_find_cells(shape, batch, index, _first_seen(shape, end - 1), end), None, shape.scale)
 
 
-def _plan_block(shape: AttentionShape, masks: _TailMasks, start: int, base: int, rows: slice) -> _Block:
-    first, end = _first_seen(shape, start + rows.start), start + rows.stop
-    count = rows.stop - rows.start
-    mask = masks.corner(count, end - first) if count > 1 else None
-    return _Block(rows, slice(first - base, end - base), mask, causal=False)
-
-
-def _plan_decode(shape: AttentionShape, batch: AttentionBatch, indices: list[int]) -> _DecodePart:
-    slots, ends = batch.slots_tensor, batch.kv_lens_tensor.long()
+def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[int]) -> _SinglesPart:
+    slots, ends = batch.slots_tensor.unsqueeze(1), batch.kv_lens_tensor.long().unsqueeze(1)
     if len(indices) < len(batch.slots):
         chosen = torch.tensor(indices, device=slots.device)
         slots, ends = slots[chosen], ends[chosen]
-    slots, ends = slots.unsqueeze(1), ends.unsqueeze(1)
-    seen = [batch.kv_lens[i] - _first_seen(shape, batch.kv_lens[i] - 1) for i in indices]
-    first = (ends - shape.sliding_window).clamp_(min=0) if shape.sliding_window else torch.zeros_like(ends)
-    first_page, last_page = first // shape.page_size, (ends - 1) // shape.page_size
+    firsts = (ends - shape.sliding_window).clamp_(min=0) if shape.sliding_window else torch.zeros_like(ends)
+    first_pages, last_pages = firsts // shape.page_size, (ends - 1) // shape.page_size
+    seen = max(batch.kv_lens[i] - _first_seen(shape, batch.kv_lens[i] - 1) for i in indices)
     # A window that begins inside a page touches one page more.
-    width = -(-max(seen) // shape.page_size) + bool(shape.sliding_window)
-    numbers = torch.minimum(first_page + torch.arange(width, device=ends.device), last_page)
+    width = -(-seen // shape.page_size) + bool(shape.sliding_window)
+    numbers = torch.minimum(first_pages + torch.arange(width, device=ends.device), last_pages)
     pages = batch.page_table[slots, numbers].flatten().long()
-    cells = first_page * shape.page_size + torch.arange(width * shape.page_size, device=ends.device)
-    mask = _mask_of((cells < first) | (cells >= ends), shape)
-    return _DecodePart(pages, mask.view(len(indices), 1, 1, -1), shape.scale)
+    positions = first_pages * shape.page_size + torch.arange(width * shape.page_size, device=ends.device)
+    mask = _mask_of((positions < firsts) | (positions >= ends), shape).view(len(indices), 1, 1, -1)
+    return _SinglesPart(_Scattered(pages, len(indices), 0, width * shape.page_size), mask, shape.scale)
+
+
+def _plan_sequence(shape: AttentionShape, batch: AttentionBatch, index: int, masks: _TailMasks) -> _SequencePart:
+    length, end = batch.query_lens[index], batch.kv_lens[index]
+    start = end - length
+    if start == 0 and (not shape.sliding_window or end <= shape.sliding_window):
+        blocks = [_Block(slice(0, length), slice(0, end), None, causal=True)]
+        return _SequencePart(_find_cells(shape, batch, index, 0, end), blocks, shape.scale)
+    base = _first_seen(shape, start)
+    blocks = []
+    for row in range(0, length, _BLOCK):
+        stop = min(row + _BLOCK, length)
+        first = _first_seen(shape, start + row)
+        mask = masks.corner(stop - row, start + stop - first)
+        blocks.append(_Block(slice(row, stop), slice(first - base, start + stop - base), mask, causal=False))
+    return _SequencePart(_find_cells(shape, batch, index, base, end), blocks, shape.scale)
+
+
+def _find_cells(
+    shape: AttentionShape, batch: AttentionBatch, index: int, first: int, end: int
+) -> _Adjacent | _Scattered:
+    """Where positions ``first`` … ``end - 1`` of one sequence are."""
+    page, offset = divmod(first, shape.page_size)
+    pages = batch.page_table[batch.slots[index], page : -(-end // shape.page_size)]
+    if not pages.is_cuda:
+        numbers = pages.tolist()
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            return _Adjacent(numbers[0] * shape.page_size + offset, end - first)
+    return _Scattered(pages.long(), 1, offset, end - first)
 
 
 def _first_seen(shape: AttentionShape, position: int) -> int:
@@ -202,23 +229,6 @@ def _first_seen(shape: AttentionShape, position: int) -> int:
     return max(0, position + 1 - shape.sliding_window) if shape.sliding_window else 0
 
 
-def _adjacent(pages: torch.Tensor) -> torch.Tensor | slice:
-    """A slice for pages that lie one after the other, where it costs nothing to look."""
-    if pages.is_cuda:
-        return pages.long()
-    numbers = pages.tolist()
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return slice(numbers[0], numbers[0] + len(numbers))
-    return pages.long()
-
-
 def _mask_of(hidden: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, shape.dtype)
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-def _running_sum(lengths: list[int]) -> list[int]:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts

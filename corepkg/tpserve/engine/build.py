@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 
 from tpserve.api import Attention, AttentionShape, Comm, Ops
-from tpserve.config import AUTO, ServeConfig
+from tpserve.config import ServeConfig
 from tpserve.distributed.partition import Partition
 from tpserve.engine.engine import ModelEngine
 from tpserve.engine.memory import allocate_caches, page_count
-from tpserve.models.config import DType, ModelConfig
+from tpserve.models.config import ModelConfig
 from tpserve.models.decoder import Decoder
 from tpserve.step import Engine, EngineLimits
 from tpserve.weights.loader import load_shard
 
-__all__ = ["attention_shape", "build_engine", "compute_dtype"]
+__all__ = ["attention_shape", "build_engine"]
 
 
 def build_engine(
@@ -34,7 +34,7 @@ def build_engine(
     """Load this rank's share of a model and make the engine that computes with it.
 
     Args:
-        config: the server's settings.
+        config: the server's settings; ``dtype`` names one (``auto`` is resolved before).
         model: the model's shape.
         folder: where its weights are.
         partition: this rank's share.
@@ -84,19 +84,7 @@ def attention_shape(config: ServeConfig, model: ModelConfig, partition: Partitio
         max_context=min(config.max_context or model.max_context, model.max_context),
         max_running=config.max_running,
         scale=model.head_dim**-0.5,
-        dtype=compute_dtype(config, model, device),
+        dtype=config.dtype,
         device=device,
         sliding_window=model.sliding_window,
     )
-
-
-def compute_dtype(config: ServeConfig, model: ModelConfig, device: str) -> DType:
-    """The dtype of weights, cache and arithmetic: as set, else bfloat16 on CUDA and the model's own on the CPU.
-
-    float16 is never chosen by itself: activations of some models do not fit into it.
-    """
-    if config.dtype != AUTO:
-        return config.dtype  # type: ignore[return-value]  # settings admit nothing else
-    if device.startswith("cuda"):
-        return "bfloat16"
-    return "float32" if model.dtype == "float16" else model.dtype

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from tpserve.api.ops import Linear, Ops, SamplingBatch
 from tpserve.ops import noise
+from tpserve.ops.packed import packed_linear
 
 __all__ = ["TorchOps"]
 
@@ -23,8 +24,8 @@ class TorchOps(Ops):
     """The reference: plain, and on the CPU as fast as torch operators get."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Bind the weight."""
-        return functools.partial(functional.linear, weight=weight, bias=bias)
+        """Bind the weight, packed where that is possible."""
+        return packed_linear(weight, bias) or functools.partial(functional.linear, weight=weight, bias=bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from tpserve.api import AttentionCapabilities, AttentionShape, NoOptions
-from tpserve.attention.reference import TorchAttention
+from tpserve.attention.reference import TorchAttention, _Adjacent
 from tpserve.testing.attention import AttentionCase, AttentionContract, attention_oracle
 
 SHAPE = AttentionShape(
@@ -35,7 +35,7 @@ def test_adjacent_pages_are_read_in_place() -> None:
     case.v_cache.normal_(generator=torch.Generator().manual_seed(2))
     attention = TorchAttention(NoOptions(), SHAPE)
     attention.plan(case.batch)
-    assert all(isinstance(part.pages, slice) for _, part in attention._parts)
+    assert all(isinstance(part.cells, _Adjacent) for _, part in attention._parts)
     found = attention.run(case.query, case.k_cache, case.v_cache)
     torch.testing.assert_close(found.double(), attention_oracle(case), rtol=1e-5, atol=1e-5)
 

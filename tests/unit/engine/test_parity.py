@@ -1,0 +1,90 @@
+"""Greedy output equals that of transformers, token for token, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from tpserve.frontend.text import TextCodec
+from tpserve.step import Engine, EngineLimits
+from tpserve.testing.engine import generate
+from tpserve.testing.models import VOCAB_SIZE
+from tpserve.weights.source import resolve_model
+
+MODELS = ["llama", "mistral", "qwen2", "qwen3", "llama3"]
+COUNT = 24
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    random = Random(5)
+    return [[random.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+PROMPTS = prompts_of(1, 7, 40, 71, 130)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_alone_and_together(name: str, small_model: Any, truth: Any, make_engine: Any) -> None:
+    folder = small_model(name)
+    expected = truth(folder, PROMPTS, COUNT)
+    engine = make_engine(folder)
+    assert generate(engine, PROMPTS, COUNT) == expected
+    assert [generate(engine, [prompt], COUNT)[0] for prompt in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_in_pieces(name: str, chunk: int, small_model: Any, truth: Any, make_engine: Any) -> None:
+    folder = small_model(name)
+    found = generate(make_engine(folder), PROMPTS, COUNT, chunk=chunk, shuffle=1)
+    assert found == truth(folder, PROMPTS, COUNT)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_page_sizes(name: str, page_size: int, small_model: Any, truth: Any, make_engine: Any) -> None:
+    folder = small_model(name)
+    engine = make_engine(folder, page_size=page_size)
+    assert generate(engine, PROMPTS, COUNT, chunk=48, shuffle=2) == truth(folder, PROMPTS, COUNT)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("llama", 2),
+        ("llama", 3),
+        ("mistral", 2),
+        ("mistral", 4),
+        ("qwen2", 2),
+        ("qwen2", 4),
+        ("qwen3", 2),
+        ("qwen3", 4),
+    ],
+)
+def test_ranks_agree_in_every_bit(
+    name: str, size: int, small_model: Any, truth: Any, on_ranks: Any, tmp_path: Path
+) -> None:
+    def work(engine: Engine) -> tuple[list[list[int]], EngineLimits]:
+        return generate(engine, PROMPTS, COUNT, chunk=50), engine.limits
+
+    folder = small_model(name)
+    results = on_ranks(folder, size, tmp_path, work)
+    (tokens, limits), logits = results[0]
+    assert tokens == truth(folder, PROMPTS, COUNT)
+    for (other_tokens, other_limits), other_logits in results[1:]:
+        assert (other_tokens, other_limits) == (tokens, limits)
+        assert all(torch.equal(a, b) for a, b in zip(logits, other_logits, strict=True))
+    assert logits[0].shape[1] == VOCAB_SIZE
+
+
+def test_the_default_model(truth: Any, make_engine: Any) -> None:
+    folder = resolve_model("").path
+    codec = TextCodec.from_folder(folder)
+    texts = ["The capital of France is", "def add(a, b):\n", "1, 2, 4, 8,", "Wasser ist " * 40]
+    prompts = [codec.encode(text) for text in texts]
+    found = generate(make_engine(folder), prompts, 32, chunk=64, shuffle=3)
+    assert found == truth(folder, prompts, 32)
