@@ -135,6 +135,7 @@ class _ApiProcess:
 
     async def _stop(self) -> None:
         """Let running requests finish, then send Shutdown through all processes, and read on until it is back."""
+        is_whole = self._generation != 0
         self._generation = 0
         self._exchange.close("the server is stopping")
         with suppress(TimeoutError):
@@ -143,6 +144,7 @@ class _ApiProcess:
         self._exchange.fail("the server is stopping")
         if self._connection is not None:
             self._connection.send_all(encode(Shutdown()))
+        if is_whole:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE):
                     await self._exchange.ended(self._config.detokenizers)

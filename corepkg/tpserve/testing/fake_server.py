@@ -10,15 +10,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from tpserve.api import PipeReceiver, PipeSender
+from tpserve.api import NoOptions, PipeReceiver, PipeSender
 from tpserve.config import ServeConfig
 from tpserve.envelope import Opener, Sealer
-from tpserve.errors import Closed
+from tpserve.errors import Closed, PeerLost
 from tpserve.frontend.control import ControlEvent, DownEvent, Links, ServeEvent, StopEvent
 from tpserve.frontend.detokenizer_worker import run_detokenizer
 from tpserve.frontend.server import serve
@@ -27,14 +27,17 @@ from tpserve.frontend.tokenizer_worker import run_tokenizer
 from tpserve.messages import FinishReason, Generate, RankMessage, Shutdown, Started, StepOutput, decode_rank, encode
 from tpserve.step import EngineLimits
 from tpserve.testing.models import VOCAB_SIZE
+from tpserve.transports.inproc import InprocTransport
 
-__all__ = ["LIMITS", "FakeRank", "FakeServer", "Pipe", "Script", "echo"]
+__all__ = ["LIMITS", "FakeRank", "FakeServer", "Script", "echo", "make_pipe"]
 
 Script = Callable[[Generate], Iterator[int]]
 """The tokens that answer a request; at their end follows the end-of-text token."""
 
 LIMITS = EngineLimits(pages=32, page_size=16, slots=64, max_context=400, vocab_size=VOCAB_SIZE, eos_ids=(2,))
 """Fit the tokenizer of :func:`tpserve.testing.models.make_tokenizer`."""
+
+End = TypeVar("End", PipeSender, PipeReceiver)
 
 HANG = 60.0
 """Seconds after which something that should happen at once is taken to hang."""
@@ -45,42 +48,10 @@ def echo(request: Generate) -> Iterator[int]:
     yield from request.prompt_ids
 
 
-class Pipe(PipeReceiver, PipeSender):
-    """Both ends of a pipe between threads."""
-
-    def __init__(self) -> None:
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self._is_closed = False
-
-    def connect(self, deadline: float) -> None:
-        """Nothing to wait for."""
-
-    def send(self, frame: bytes, deadline: float) -> None:
-        """Send one frame."""
-        if self._is_closed:
-            raise Closed("pipe")
-        self._frames.put(frame)
-
-    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
-        """Take frames; a deadline that is not infinite does not wait."""
-        frames: list[bytes] = []
-        while len(frames) < max_frames:
-            try:
-                frame = self._frames.get(block=not frames and deadline == math.inf)
-            except Empty:
-                break
-            if frame is None:
-                self._frames.put(None)
-                break
-            frames.append(frame)
-        if not frames and self._is_closed:
-            raise Closed("pipe")
-        return frames
-
-    def close(self) -> None:
-        """Wake the receiver."""
-        self._is_closed = True
-        self._frames.put(None)
+def make_pipe() -> tuple[PipeSender, PipeReceiver]:
+    """Make both ends of a pipe between threads."""
+    transport = InprocTransport(NoOptions())
+    return transport.pipe_sender("pipe"), transport.pipe_receiver("pipe")
 
 
 class FakeRank:
@@ -209,7 +180,8 @@ class FakeServer:
         self._limits = limits
         self._events: SimpleQueue[ControlEvent] = SimpleQueue()
         self._generation = 0
-        self._pipes: list[Pipe] = []
+        self._transport = InprocTransport(NoOptions())
+        self._group: list[PipeSender | PipeReceiver] = []
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
         self._threads: list[Thread] = []
@@ -238,6 +210,10 @@ class FakeServer:
         """Let all tokenizers, ranks and detokenizers die."""
         self._events.put(DownEvent(reason))
         self._kill_group()
+
+    def send_to_api(self, frame: bytes) -> None:
+        """Send the api process something that no tokenizer or detokenizer would."""
+        self._transport.pipe_sender("api").send(frame, math.inf)
 
     def request_stop(self) -> None:
         """Tell the api process to stop, and return at once."""
@@ -272,26 +248,36 @@ class FakeServer:
     def _open_links(self, generation: int) -> Links:
         self._kill_group()
         config = self._config
-        to_api, to_rank = Pipe(), Pipe()
-        to_tokenizers = [Pipe() for _ in range(config.tokenizers)]
-        to_detokenizers = [Pipe() for _ in range(config.detokenizers)]
-        self._pipes = [to_rank, *to_tokenizers, *to_detokenizers]
-        for index, pipe in enumerate(to_tokenizers):
-            self._start(run_tokenizer, pipe, to_rank, to_api, self._codec, self._limits, 1 + index)
-        for index, pipe in enumerate(to_detokenizers):
-            self._start(run_detokenizer, pipe, to_api, self._codec, 2000 + index)
+        transport = self._transport = InprocTransport(NoOptions())
+        to_api = transport.pipe_receiver("api")
+        to_rank = self._join(transport.pipe_receiver("rank"))
+        tokenizers = [f"tokenizer{index}" for index in range(config.tokenizers)]
+        detokenizers = [f"detokenizer{index}" for index in range(config.detokenizers)]
+        for index, name in enumerate(tokenizers):
+            inbox = self._join(transport.pipe_receiver(name))
+            ends = self._join(transport.pipe_sender("rank")), self._join(transport.pipe_sender("api"))
+            self._start(run_tokenizer, inbox, *ends, self._codec, self._limits, 1 + index)
+        for index, name in enumerate(detokenizers):
+            inbox = self._join(transport.pipe_receiver(name))
+            self._start(run_detokenizer, inbox, self._join(transport.pipe_sender("api")), self._codec, 2000 + index)
+        replies = [self._join(transport.pipe_sender(name)) for name in detokenizers]
         eos = self._limits.eos_ids[0]
-        rank = FakeRank(to_rank, to_detokenizers, self._script, eos, self.go, self.seen, config.tokenizers)
+        rank = FakeRank(to_rank, replies, self._script, eos, self.go, self.seen, config.tokenizers)
         self._start(rank.run)
-        return Links(to_api, to_tokenizers)
+        return Links(to_api, [transport.pipe_sender(name) for name in tokenizers])
+
+    def _join(self, end: End) -> End:
+        self._group.append(end)
+        return end
 
     def _kill_group(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
+        for end in self._group:
+            end.close()
+        self._group.clear()
 
     def _start(self, target: Callable[..., None], *args: object) -> None:
         def run() -> None:
-            with suppress(Closed):
+            with suppress(Closed, PeerLost):  # as when a group is killed
                 target(*args)
 
         thread = Thread(target=run, name=getattr(target, "__qualname__", "thread"), daemon=True)

@@ -7,7 +7,7 @@ from tpserve.envelope import Opener, Sealer
 from tpserve.frontend.detokenizer_worker import Detokenizer, run_detokenizer
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import Shutdown, Started, StepOutput, TextOutput, decode_api, encode
-from tpserve.testing.fake_server import Pipe
+from tpserve.testing.fake_server import make_pipe
 
 EOS = 2
 
@@ -42,17 +42,17 @@ def test_forgets_requests_that_are_over(codec: TextCodec) -> None:
 
 
 def test_passes_everything_else_on_and_the_shutdown_last(codec: TextCodec) -> None:
-    inbox, to_api = Pipe(), Pipe()
+    (inbox, receiver), (to_api, api) = make_pipe(), make_pipe()
     sealer = Sealer(1000)
     (letter,) = codec.encode("x")
     output = StepOutput(1, [7, 8], [letter, EOS], [None, "stop"], [Started(7, 10, 4)])
     for message in (output, Shutdown()):
         inbox.send(sealer.seal(encode(message)), math.inf)
-    worker = Thread(target=run_detokenizer, args=(inbox, to_api, codec, 2000), daemon=True)
+    worker = Thread(target=run_detokenizer, args=(receiver, to_api, codec, 2000), daemon=True)
     worker.start()
     worker.join(30)
     assert not worker.is_alive()
     opener = Opener()
-    passed_on = [decode_api(opener.open(frame)) for frame in to_api.recv_many(10, 1 << 20, 0)]
+    passed_on = [decode_api(opener.open(frame)) for frame in api.recv_many(10, 1 << 20, 0)]
     expected = TextOutput([7, 8], [letter, EOS], ["x", ""], [None, "stop"], [Started(7, 10, 4)])
     assert passed_on == [expected, Shutdown()]

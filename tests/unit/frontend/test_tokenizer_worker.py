@@ -25,7 +25,7 @@ from tpserve.messages import (
     encode,
 )
 from tpserve.step import EngineLimits
-from tpserve.testing.fake_server import LIMITS, Pipe
+from tpserve.testing.fake_server import LIMITS, make_pipe
 
 PARAMS = SamplingParams(seed=1)
 
@@ -34,18 +34,18 @@ def tokenize(
     codec: TextCodec, *messages: TokenizerMessage, limits: EngineLimits = LIMITS
 ) -> tuple[list[RankMessage], list[Any]]:
     """What rank 0 and the api process get when the tokenizer gets these messages."""
-    inbox, to_rank, to_api = Pipe(), Pipe(), Pipe()
+    (inbox, receiver), (to_rank, rank), (to_api, api) = make_pipe(), make_pipe(), make_pipe()
     sealer = Sealer(0)
     for message in (*messages, Shutdown()):
         inbox.send(sealer.seal(encode(message)), math.inf)
-    worker = Thread(target=run_tokenizer, args=(inbox, to_rank, to_api, codec, limits, 1), daemon=True)
+    worker = Thread(target=run_tokenizer, args=(receiver, to_rank, to_api, codec, limits, 1), daemon=True)
     worker.start()
     worker.join(30)
     assert not worker.is_alive()
-    ranks, api = Opener(), Opener()
+    from_rank, from_api = Opener(), Opener()
     return (
-        [decode_rank(ranks.open(frame)) for frame in to_rank.recv_many(1000, 1 << 30, 0)],
-        [decode_api(api.open(frame)) for frame in to_api.recv_many(1000, 1 << 30, 0)],
+        [decode_rank(from_rank.open(frame)) for frame in rank.recv_many(1000, 1 << 30, 0)],
+        [decode_api(from_api.open(frame)) for frame in api.recv_many(1000, 1 << 30, 0)],
     )
 
 
