@@ -23,6 +23,7 @@ from tpserve.messages import RankMessage, StepOutput, encode
 from tpserve.offline.local_rank import Feed, LocalRank
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import OfflineSource
+from tpserve.transports.inproc import InprocTransport
 
 __all__ = ["RunningEngine", "start_engine"]
 
@@ -126,8 +127,6 @@ def _links(config: ServeConfig) -> tuple[Intake, Feed]:
     if config.tp == 1:
         source = OfflineSource(config.max_messages_per_round)
         return source, source.put
-    from tpserve.transports.inproc import InprocTransport
-
     pipes = InprocTransport(NoOptions())
     intake, sender, sealer = pipes.pipe_receiver(ADDRESS), pipes.pipe_sender(ADDRESS), Sealer(PRODUCER)
     sender.connect(math.inf)
