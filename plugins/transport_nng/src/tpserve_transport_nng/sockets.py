@@ -111,7 +111,7 @@ class PairSocket(Socket):
     @property
     def lost(self) -> bool:
         """Whether the peer was there and has gone; once it has, nng's new attempts to connect do not change that."""
-        return self._left.is_set()
+        return self._left.is_set() and not self._closed
 
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""

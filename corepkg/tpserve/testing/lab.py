@@ -1,0 +1,149 @@
+"""What the contract tests of links work with: transports, addresses and threads that are cleaned up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tpserve.api import Closed, Options, Transport, TransportSpec
+from tpserve.testing.processes import PATIENCE, Child, load
+
+__all__ = ["Lab", "Task", "burnt_cpu", "open_files", "soon"]
+
+Result = TypeVar("Result")
+
+
+class Task(Generic[Result]):
+    """A function at work in a thread of its own."""
+
+    def __init__(self, function: Callable[..., Result], *arguments: Any) -> None:
+        self._outcome: list[Result] = []
+        self._error: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._outcome.append(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 result() raises it
+                self._error.append(error)
+
+        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread.start()
+
+    def result(self) -> Result:
+        """What the function returned, or raise what it raised."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "a call hangs"
+        for error in self._error:
+            raise error
+        return self._outcome[0]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the function has returned."""
+        return not self._thread.is_alive()
+
+
+class Lab:
+    """Makes transports, one for each process that a test imagines, and closes them.
+
+    Args:
+        spec: of the transport.
+        options: for each.
+        scheme: of the addresses, ``ipc`` or ``tcp``.
+    """
+
+    def __init__(self, spec: TransportSpec, options: Options, scheme: str = "ipc") -> None:
+        self.spec = spec
+        self.options = options
+        self.directory = Path(tempfile.mkdtemp(prefix="tps-"))
+        self._scheme = scheme
+        self._links = 0
+        self._shared: Transport | None = None
+        self._made: list[Transport] = []
+        self._children: list[Child] = []
+
+    def transport(self) -> Transport:
+        """A process's transport. One that works inside a process only is the same for all of them."""
+        if self._shared is not None:
+            return self._shared
+        made: Transport = load(self.spec.factory)(self.options)
+        self._made.append(made)
+        if not self.spec.capabilities.multi_process:
+            self._shared = made
+        return made
+
+    def address(self) -> str:
+        """A new address; for tcp, the ports that follow are free too."""
+        self._links += 1
+        return f"ipc://{self.directory}/link{self._links}" if self._scheme == "ipc" else f"tcp://127.0.0.1:{_port()}"
+
+    def child(self, role: str, **arguments: Any) -> Child:
+        """A process that plays a role with this transport."""
+        child = Child(self.spec, self.options, role, **arguments)
+        self._children.append(child)
+        return child
+
+    def close_transports(self) -> None:
+        """Close what was made so far."""
+        for transport in self._made:
+            transport.close()
+        self._made.clear()
+        self._shared = None
+
+    def close(self) -> None:
+        """End the children, close the transports and remove the directory."""
+        for child in self._children:
+            child.__exit__(None, None, None)
+        try:
+            self.close_transports()
+        finally:
+            shutil.rmtree(self.directory)
+
+
+def soon() -> float:
+    """A deadline that a working link keeps."""
+    return time.monotonic() + PATIENCE
+
+
+def open_files() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 iterdir opens one more
+
+
+def burnt_cpu(wait: Callable[[], object]) -> float:
+    """CPU seconds of the whole process while a call waits."""
+    before = time.process_time()
+    wait()
+    return time.process_time() - before
+
+
+def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:
+    """Whether closing from this thread wakes a call that waits in another, with Closed."""
+    waiting = Task(receive)
+    time.sleep(0.1)
+    close()
+    try:
+        waiting.result()
+    except Closed:
+        return True
+    return False
+
+
+def _port() -> int:
+    """The first of eight free ports in a row."""
+    for port in range(20_000, 60_000, 8):
+        try:
+            for offset in range(8):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port + offset))
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no eight free ports in a row")

@@ -1,0 +1,15 @@
+"""The nng transport keeps the contract."""
+
+import pytest
+
+from tpserve.api import TransportSpec
+from tpserve.testing.transport import TransportContract
+from tpserve_transport_nng.plugin import tpserve_transports
+
+
+class TestNng(TransportContract):
+    schemes = ("ipc", "tcp")
+
+    @pytest.fixture
+    def spec(self) -> TransportSpec:
+        return tpserve_transports()[0]
