@@ -1,0 +1,115 @@
+"""Served greedy output equals that of ``transformers``, token for token: alone, in company, over several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tpserve.bench.server import serving
+from tpserve.frontend.text import TextCodec
+from tpserve.testing.models import make_model
+from tpserve.weights.source import resolve_model
+
+MAX_TOKENS = 64
+TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    ",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Ingredients: two eggs, flour, butter. Method:",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Q: Why is the sky blue?\nA:",
+    "Wasser ist",
+    "<html>\n<head>\n<title>",
+    "The three laws of motion are",
+)
+LONG = (
+    "A ship left the harbour at dawn and met a storm before noon. The crew took in the sails and waited. " * 26,
+    "Item {0}: a red lamp, a blue chair, a table of oak. " * 45 + "In short,",
+)
+
+
+def greedy(folder: Path, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """The likeliest continuation of each prompt, alone and in float32, past the end of text."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    outputs = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+def complete(url: str, prompt: list[int]) -> list[int]:
+    body = {
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=600, trust_env=False)
+    response.raise_for_status()
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    return choice["token_ids"]
+
+
+def complete_together(url: str, prompts: Sequence[list[int]], streams: int = 8) -> list[list[int]]:
+    with ThreadPoolExecutor(streams) as pool:
+        return list(pool.map(lambda prompt: complete(url, prompt), prompts))
+
+
+@pytest.fixture(scope="module")
+def default_model() -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts for the default model, and what transformers makes of them."""
+    folder = resolve_model("").path
+    codec = TextCodec.from_folder(folder)
+    prompts = [codec.encode(text) for text in (*TEXTS, *LONG)]
+    assert len(prompts) >= 12
+    assert sum(len(prompt) > 500 for prompt in prompts) >= 2
+    return prompts, greedy(folder, prompts, MAX_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_the_default_model_says_what_transformers_says(
+    tp: int, default_model: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    prompts, expected = default_model
+    with serving(["--tp", str(tp), "--transport", "zmq", "--dtype", "float32"]) as url:
+        assert [complete(url, prompt) for prompt in prompts] == expected
+        assert complete_together(url, prompts) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "tp"),
+    [("qwen3", 1), ("qwen3", 2), ("qwen3", 4), ("mistral", 1), ("mistral", 2), ("qwen2", 1), ("qwen2", 2)],
+)
+def test_small_models_say_what_transformers_says(architecture: str, tp: int, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / architecture, architecture)
+    prompts = [
+        [(7 * i * i + 3 * n) % 300 + 3 for i in range(length)] for n, length in enumerate((1, 5, 17, 64, 130, 600))
+    ]
+    expected = greedy(folder, prompts, MAX_TOKENS)
+    with serving([str(folder), "--tp", str(tp), "--transport", "zmq", "--dtype", "float32"]) as url:
+        assert [complete(url, prompt) for prompt in prompts[:2]] == expected[:2]
+        assert complete_together(url, prompts) == expected
