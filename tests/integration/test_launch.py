@@ -8,11 +8,31 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.launched import Launched, wait_for
 
 from tpserve.testing.models import make_model
+
+PLUGIN = """
+from tpserve.api import PolicySpec, hookimpl
+TPSERVE_API = 1
+
+@hookimpl
+def tpserve_policies():
+    return [PolicySpec(name="acme", summary="wrong", factory="acme_policy:Acme")]
+"""
+POLICY = """
+from tpserve.api import Policy
+
+class Acme(Policy):
+    def __init__(self, options):
+        raise ZeroDivisionError("a bug of Acme's")
+
+    def plan(self, view):
+        raise AssertionError
+"""
 
 Launch = Callable[..., Launched]
 
@@ -122,6 +142,14 @@ def test_damaged_weights_end_the_start_with_one_error(launch: Launch, model: Pat
     assert server.text.count("error: ") == 1
     assert f"cannot read {damaged}/model.safetensors" in server.text
     assert "Traceback" not in server.text
+    assert server.left() == []
+
+
+def test_a_rank_that_fails_to_load_prints_its_traceback_once(launch: Launch, site: Any) -> None:
+    site.add("acme", {"policy.acme": "acme_plugin"}, {"acme_plugin.py": PLUGIN, "acme_policy.py": POLICY})
+    server = launch("--tp", "2", "--policy", "acme")
+    assert server.end() == 1
+    assert server.text.count("Traceback") == server.text.count("ZeroDivisionError: a bug of Acme's") == 1
     assert server.left() == []
 
 
