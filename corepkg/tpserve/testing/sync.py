@@ -1,0 +1,328 @@
+"""The contract of the ``sync`` kind as tests: subclass :class:`SyncContract` and give it your spec.
+
+class TestMine(SyncContract):
+    @pytest.fixture
+    def spec(self):
+        return plugin.tpserve_syncs()[0]
+
+Every guarantee of :mod:`tpserve.api.sync` is tried, in threads and in processes that are stopped and killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tpserve.api import (
+    Announcement,
+    DeadlineExceeded,
+    FanoutReceiver,
+    FanoutSender,
+    NoOptions,
+    Options,
+    PeerLost,
+    Sync,
+    SyncContext,
+    SyncSpec,
+    TransportSpec,
+)
+from tpserve.api.sync import HEARTBEAT
+from tpserve.plugins.builtin import tpserve_transports
+from tpserve.testing.lab import Lab, Task, burnt_cpu, open_files, soon
+from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
+
+__all__ = ["SyncContract"]
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+class SyncContract:
+    """Subclass it, with the fixture ``spec``."""
+
+    @pytest.fixture
+    def spec(self) -> SyncSpec:
+        """The spec of the sync under test."""
+        raise NotImplementedError("give your sync's spec in a fixture of this name")
+
+    @pytest.fixture
+    def options(self, spec: SyncSpec) -> Options:
+        """The options to test with; override it to try others."""
+        return spec.options()
+
+    @pytest.fixture
+    def transport(self) -> TransportSpec | None:
+        """A fan-out that reaches other processes, for a sync that uses one there."""
+        return None
+
+    @pytest.fixture
+    def group(self, spec: SyncSpec, options: Options, transport: TransportSpec | None) -> Iterator[Group]:
+        """Makes the ranks."""
+        group = Group(spec, options, transport)
+        yield group
+        group.close()
+
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    def test_every_follower_hears_every_announcement_in_order(self, group: Group, size: int) -> None:
+        """Rounds and heartbeats, with any 64-bit numbers."""
+        said = [
+            *(Announcement(number, 3 * number, number % 4, number - 1, number * 7919) for number in range(200)),
+            Announcement(199, 600, HEARTBEAT, HIGHEST, LOWEST),
+            Announcement(200, HIGHEST, 0, -1, HIGHEST),
+        ]
+        leader, *followers = group.connected(size)
+        hearing = [Task(lambda end=end: [end.receive(soon()) for _ in said]) for end in followers]
+        for announcement in said:
+            leader.announce(announcement, soon())
+        for task in hearing:
+            assert task.result() == said
+
+    def test_the_leader_does_not_wait_for_a_follower_that_is_not_yet_there(self, group: Group) -> None:
+        """Two rounds are under way at any time."""
+        leader, follower = group.connected(2)
+        said = [numbered(0), numbered(1)]
+        for announcement in said:
+            leader.announce(announcement, soon())
+        assert [follower.receive(soon()), follower.receive(soon())] == said
+
+    def test_a_leader_far_ahead_waits_until_its_deadline(self, group: Group) -> None:
+        """Its lead is bounded, and ends with an error."""
+        leader, _follower = group.connected(2)
+        with pytest.raises(DeadlineExceeded):
+            announce_until_error(leader, patience=0.5)
+
+    def test_a_leader_goes_on_as_soon_as_it_is_heard(self, group: Group) -> None:
+        """Waiting loses nothing, with two followers of different speed."""
+        leader, slow, fast = group.connected(3)
+        said = [numbered(number) for number in range(300)]
+        saying = Task(lambda: [leader.announce(announcement, soon()) for announcement in said])
+        quick = Task(lambda: [fast.receive(soon()) for _ in said])
+        time.sleep(0.3)
+        assert [slow.receive(soon()) for _ in said] == said
+        assert quick.result() == said
+        saying.result()
+
+    def test_a_silent_leader_is_an_error_at_the_deadline(self, group: Group) -> None:
+        """And not before it."""
+        _leader, follower = group.connected(2)
+        deadline = time.monotonic() + 0.5
+        with pytest.raises(DeadlineExceeded):
+            follower.receive(deadline)
+        assert time.monotonic() >= deadline
+
+    def test_a_missing_rank_is_an_error_on_joining(self, group: Group) -> None:
+        """At the deadline, whoever is missing."""
+        for rank in (0, 1):
+            with pytest.raises(DeadlineExceeded):
+                group.join(rank, 2, time.monotonic() + 0.5)
+            group.renew()
+
+    @pytest.mark.parametrize("late", [0, 1, 2])
+    def test_a_barrier_holds_until_all_are_there(self, group: Group, late: int) -> None:
+        """Whichever rank is last; twice."""
+        ends = group.connected(3)
+        for _ in range(2):
+            waiting = [Task(end.barrier, soon()) for rank, end in enumerate(ends) if rank != late]
+            time.sleep(0.2)
+            assert not any(task.is_done for task in waiting)
+            ends[late].barrier(soon())
+            for task in waiting:
+                task.result()
+
+    def test_a_barrier_ends_at_its_deadline(self, group: Group) -> None:
+        """With an error, at the leader and at a follower."""
+        _leader, follower = group.connected(2)
+        with pytest.raises(DeadlineExceeded):
+            follower.barrier(time.monotonic() + 0.3)
+        group.renew()
+        leader, _follower = group.connected(2)
+        with pytest.raises(DeadlineExceeded):
+            leader.barrier(time.monotonic() + 0.3)
+
+    def test_a_leader_that_closes_delivers_first(self, group: Group) -> None:
+        """What was announced is heard; then the follower learns that the leader has gone."""
+        leader, follower = group.connected(2)
+        leader.announce(numbered(0), soon())
+        leader.announce(numbered(1), soon())
+        closing = Task(group.leave, 0)
+        time.sleep(0.3)
+        assert [follower.receive(soon()), follower.receive(soon())] == [numbered(0), numbered(1)]
+        with pytest.raises(PeerLost):
+            follower.receive(soon())
+        closing.result()
+
+    def test_a_follower_that_closes_is_an_error_at_the_leader(self, group: Group) -> None:
+        """PeerLost, not a deadline."""
+        leader, _follower = group.connected(2)
+        group.leave(1)
+        with pytest.raises(PeerLost):
+            announce_until_error(leader)
+
+    def test_a_killed_leader_is_an_error_at_the_follower(self, group: Group) -> None:
+        """While it waits, long before the deadline."""
+        with group.child("sync_lead", size=2, count=3) as child:
+            follower = group.with_process(child, rank=1, size=2)
+            assert child.report() == {"sent": 3}
+            hearing = Task(lambda: [follower.receive(soon()) for _ in range(4)])
+            child.send(signal.SIGKILL)
+            with pytest.raises(PeerLost):
+                hearing.result()
+
+    def test_a_killed_follower_is_an_error_at_the_leader(self, group: Group) -> None:
+        """While it announces, long before the deadline."""
+        with group.child("sync_follow", size=2, rank=1) as child:
+            leader = group.with_process(child, rank=0, size=2)
+            saying = Task(announce_until_error, leader)
+            time.sleep(0.2)
+            child.send(signal.SIGKILL)
+            with pytest.raises(PeerLost):
+                saying.result()
+
+    def test_a_stopped_follower_is_an_error_at_the_deadline(self, group: Group) -> None:
+        """It has not gone, but does not read."""
+        with group.child("sync_follow", size=2, rank=1) as child:
+            leader = group.with_process(child, rank=0, size=2)
+            child.send(signal.SIGSTOP)
+            with pytest.raises(DeadlineExceeded):
+                announce_until_error(leader, patience=0.5)
+
+    def test_a_waiting_follower_rests(self, group: Group) -> None:
+        """A second of waiting takes less than a tenth of one in CPU time: nothing polls."""
+        leader, follower = group.connected(2)
+
+        def wait() -> None:
+            hearing = Task(follower.receive, soon())
+            time.sleep(1)
+            leader.announce(numbered(0), soon())
+            assert hearing.result() == numbered(0)
+
+        assert burnt_cpu(wait) < 0.1
+
+    def test_closing_twice_leaves_no_file_and_no_descriptor(self, group: Group) -> None:
+        """What a library opens once for the whole process does not count."""
+
+        def use() -> None:
+            leader, follower = group.connected(2)
+            leader.announce(numbered(0), soon())
+            assert follower.receive(soon()) == numbered(0)
+            for end in (follower, leader):
+                end.close()
+                end.close()
+            group.renew()
+
+        use()
+        before = open_files()
+        use()
+        assert open_files() <= before
+        assert group.files() == []
+
+    def test_the_options_come_back_as_they_went(self, spec: SyncSpec) -> None:
+        """Through plain data, and an unknown one is refused."""
+        plain = msgspec.to_builtins(spec.options())
+        assert msgspec.convert(plain, spec.options) == spec.options()
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**plain, "no_such_option": 1}, spec.options)
+
+
+class Group:
+    """Makes the ranks of a group, in this process and outside.
+
+    Args:
+        spec: of the sync.
+        options: for it.
+        transport: of the fan-out; None: one that works inside this process.
+    """
+
+    def __init__(self, spec: SyncSpec, options: Options, transport: TransportSpec | None) -> None:
+        self._spec = spec
+        self._options = options
+        self._transport = transport
+        inproc = tpserve_transports()[0]
+        self._lab = Lab(transport or inproc, transport.options() if transport else NoOptions())
+        self._ends: dict[int, tuple[FanoutSender | FanoutReceiver, Sync]] = {}
+        self._number = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Close all ranks and begin a new group."""
+        for rank in list(self._ends):
+            self.leave(rank)
+        self._lab.close_transports()
+        self._number += 1
+        self._run_dir = self._lab.directory / f"group{self._number}"
+        self._run_dir.mkdir()
+
+    def connected(self, size: int) -> list[Any]:
+        """All ranks of a group in this process, rank 0 first."""
+        joining = [Task(self.join, rank, size, soon()) for rank in range(size)]
+        return [task.result() for task in joining]
+
+    def join(self, rank: int, size: int, deadline: float) -> Sync:
+        """Make one rank in this process, and connect its fan-out and its sync."""
+        fanout = self._fanout(rank, size)
+        fanout.connect(deadline)
+        return self._sync(rank, size, fanout, deadline)
+
+    def child(self, role: str, size: int, **arguments: Any) -> Child:
+        """A process that is a rank; follow with :meth:`with_process`."""
+        names = None
+        if self._transport is not None:
+            options = self._transport.options
+            names = [self._transport.factory, f"{options.__module__}:{options.__qualname__}"]
+        place = {"size": size, "run_dir": str(self._run_dir), "fanout": names}
+        return Child(self._spec, self._options, role, **place, **arguments)
+
+    def with_process(self, child: Child, rank: int, size: int) -> Sync:
+        """The other rank of two, in this process."""
+        fanout = self._fanout(rank, size)
+        if self._transport is not None:
+            fanout.connect(soon())
+        sync = self._sync(rank, size, fanout, soon())
+        child.ready()
+        return sync
+
+    def leave(self, rank: int) -> None:
+        """Close one rank's ends, as a process does that stops."""
+        fanout, sync = self._ends.pop(rank)
+        sync.close()
+        fanout.close()
+
+    def files(self) -> list[Path]:
+        """What all groups so far have left."""
+        return [path for path in self._lab.directory.rglob("*") if not path.is_dir()]
+
+    def close(self) -> None:
+        """Close all ranks and remove the directory."""
+        for rank in list(self._ends):
+            self.leave(rank)
+        self._lab.close()
+
+    def _fanout(self, rank: int, size: int) -> FanoutSender | FanoutReceiver:
+        return fanout_end(self._lab.transport(), f"ipc://{self._run_dir}/fanout", rank, size)
+
+    def _sync(self, rank: int, size: int, fanout: FanoutSender | FanoutReceiver, deadline: float) -> Sync:
+        context = SyncContext(rank=rank, size=size, run_dir=self._run_dir, name="sync", fanout=fanout)
+        sync: Sync = load(self._spec.factory)(self._options, context)
+        self._ends[rank] = (fanout, sync)
+        sync.connect(deadline)
+        return sync
+
+
+def numbered(number: int) -> Announcement:
+    """An announcement that says which it is."""
+    return Announcement(number, number, 1, number - 1, -number)
+
+
+def announce_until_error(leader: Sync, patience: float = PATIENCE) -> None:
+    """Announce for as long as it goes, a thousand times a second."""
+    end = soon()
+    number = 0
+    while time.monotonic() < end:
+        leader.announce(numbered(number), time.monotonic() + patience)
+        number += 1
+        time.sleep(0.001)
