@@ -26,7 +26,7 @@ class Answer:
         started: it has been admitted; the token counts of its prompt are known.
         prompt_tokens: length of the prompt.
         cached_tokens: how many of these were found in the prefix cache.
-        completion_tokens: tokens generated so far.
+        tokens: the output so far: those that completed a stop string, and an end-of-text token, included.
         finish: why it ended; None while it goes on, and if it failed.
         error: why it failed, or None.
     """
@@ -35,14 +35,15 @@ class Answer:
         "_stops",
         "_unread",
         "_unread_chars",
+        "_unread_from",
         "_wake",
         "cached_tokens",
-        "completion_tokens",
         "error",
         "finish",
         "is_streaming",
         "prompt_tokens",
         "started",
+        "tokens",
         "uid",
     )
 
@@ -52,13 +53,14 @@ class Answer:
         self.started = False
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.completion_tokens = 0
+        self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self._wake = wake
         self._stops = StopMatcher(stop) if stop else None
         self._unread: list[str] = []
         self._unread_chars = 0
+        self._unread_from = 0
 
     @property
     def is_over(self) -> bool:
@@ -77,6 +79,12 @@ class Answer:
         self._unread_chars = 0
         return text
 
+    def read_tokens(self) -> list[int]:
+        """Take the tokens that have not been read."""
+        tokens = self.tokens[self._unread_from :]
+        self._unread_from = len(self.tokens)
+        return tokens
+
     def start(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The request has been admitted."""
         self.started = True
@@ -88,7 +96,7 @@ class Answer:
     def add(self, token: int, text: str, finish: FinishReason | None) -> None:
         """A token has come, or the end. A stop string found in the text finishes the answer."""
         if token >= 0:
-            self.completion_tokens += 1
+            self.tokens.append(token)
         if self._stops is not None:
             text, stopped = self._stops.push(text)
             if stopped:

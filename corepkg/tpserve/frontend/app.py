@@ -49,13 +49,15 @@ def build_app(exchange: Exchange, model: str) -> FastAPI:
     async def create_chat_completion(request: ChatRequest) -> Response:
         check_model(request)
         call = Call([request.prompt()], request.params(), bool(request.stream))
-        return GenerationResponse(exchange, call, ChatFormat(model, request.include_usage), request.limit_field)
+        written = ChatFormat(model, request.include_usage, request.with_tokens)
+        return GenerationResponse(exchange, call, written, request.limit_field)
 
     @app.post("/v1/completions", response_class=Response, responses=GENERATES)
     async def create_completion(request: CompletionRequest) -> Response:
         check_model(request)
         call = Call(list(request.prompt), request.params(), bool(request.stream))
-        return GenerationResponse(exchange, call, CompletionFormat(model, request.include_usage), request.limit_field)
+        written = CompletionFormat(model, request.include_usage, request.with_tokens)
+        return GenerationResponse(exchange, call, written, request.limit_field)
 
     @app.get("/v1/models")
     async def list_models() -> Response:

@@ -118,9 +118,9 @@ class GenerationResponse(Response):
         parts = []
         for index, answer in list(running.items()):
             if text := answer.read():
-                parts.append(self._format.text(index, text))
+                parts.append(self._format.text(index, text, answer.read_tokens()))
             if answer.finish is not None:
-                parts.append(self._format.finish(index, answer.finish))
+                parts.append(self._format.finish(index, answer.finish, answer.read_tokens()))
                 del running[index]
         return parts
 

@@ -81,6 +81,7 @@ class GenerationRequest(BaseModel):
     stop: Stops | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -111,6 +112,11 @@ class GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def with_tokens(self) -> bool:
+        """Whether the response carries the output's tokens."""
+        return bool(self.return_token_ids)
 
     @property
     def limit_field(self) -> str:

@@ -13,6 +13,7 @@ from tpserve.frontend.app import MAX_BODY
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import Abort, Generate
 from tpserve.testing.fake_server import LIMITS, FakeServer
+from tpserve.testing.models import SPECIAL_TOKENS
 
 JSON = {"Content-Type": "application/json"}
 
@@ -151,6 +152,34 @@ def test_a_completion_stream_carries_all_its_choices(client: httpx.Client) -> No
             found[choice["index"]][0] += choice["text"]
             found[choice["index"]][1] = choice["finish_reason"]
     assert found == {0: ["abc!!", "length"], 1: ["xyz", "stop"], 2: ["!!!!!", "length"]}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_choices_carry_their_tokens_if_asked(client: httpx.Client, codec: TextCodec, path: str) -> None:
+    message = {"messages": [{"role": "user", "content": "größer 😀"}]}
+    body = {"prompt": "user\ngrößer 😀"} if path == "/v1/completions" else message
+    body |= {"max_tokens": 100, "return_token_ids": True}
+    expected = codec.encode("user\ngrößer 😀")
+    (whole,) = client.post(path, json=body).json()["choices"]
+    assert whole["token_ids"][-1] in LIMITS.eos_ids
+    assert codec.decode(whole["token_ids"]) == "user\ngrößer 😀"
+    assert [token for token in whole["token_ids"] if token >= len(SPECIAL_TOKENS)] == expected
+    pieces = [event["choices"][0].get("token_ids") for event in stream(client, path, body)]
+    assert [token for piece in pieces for token in piece or []] == whole["token_ids"]
+    assert [] not in pieces
+    (plain,) = client.post(path, json={**body, "return_token_ids": None}).json()["choices"]
+    assert "token_ids" not in plain
+
+
+def test_a_stop_string_cuts_the_text_and_not_the_tokens(client: httpx.Client, codec: TextCodec) -> None:
+    tokens = codec.encode("one two!")
+    for body in (
+        complete(client, "one two!", stop="o!", return_token_ids=True),
+        complete(client, ["one two!"], stop=["two"], return_token_ids=True),
+    ):
+        (choice,) = body["choices"]
+        assert choice["token_ids"] == tokens[: body["usage"]["completion_tokens"]]
+        assert len(codec.decode(choice["token_ids"])) > len(choice["text"])
 
 
 def test_models_are_listed_and_described(client: httpx.Client) -> None:

@@ -38,6 +38,11 @@ def test_completion_stream(api: openai.OpenAI) -> None:
     assert (text, reason) == (TEXT, "stop")
 
 
+def test_tokens_are_a_field_more(api: openai.OpenAI, codec: TextCodec) -> None:
+    answer = api.completions.create(model="fake", prompt=TEXT, max_tokens=3, extra_body={"return_token_ids": True})
+    assert answer.choices[0].to_dict()["token_ids"] == codec.encode(TEXT)[:3]
+
+
 def test_chat(api: openai.OpenAI) -> None:
     answer = api.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": TEXT}], max_completion_tokens=100, stop=["wörld"]
