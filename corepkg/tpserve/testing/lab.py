@@ -65,19 +65,21 @@ class Lab:
         self.directory = Path(tempfile.mkdtemp(prefix="tps-"))
         self._scheme = scheme
         self._links = 0
+        self._lock = threading.Lock()
         self._shared: Transport | None = None
         self._made: list[Transport] = []
         self._children: list[Child] = []
 
     def transport(self) -> Transport:
         """A process's transport. One that works inside a process only is the same for all of them."""
-        if self._shared is not None:
-            return self._shared
-        made: Transport = load(self.spec.factory)(self.options)
-        self._made.append(made)
-        if not self.spec.capabilities.multi_process:
-            self._shared = made
-        return made
+        with self._lock:
+            if self._shared is not None:
+                return self._shared
+            made: Transport = load(self.spec.factory)(self.options)
+            self._made.append(made)
+            if not self.spec.capabilities.multi_process:
+                self._shared = made
+            return made
 
     def address(self) -> str:
         """A new address; for tcp, the ports that follow are free too."""
