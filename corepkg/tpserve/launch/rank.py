@@ -11,8 +11,9 @@ from typing import Self
 
 import msgspec
 
-from tpserve.api import Comm, CommContext, FanoutReceiver, FanoutSender, PipeReceiver, Sync, SyncContext, Transport
+from tpserve.api import Comm, CommContext, FanoutSender, PipeReceiver
 from tpserve.launch.compose import Part, load_part
+from tpserve.launch.links import join_fanout, join_sync
 from tpserve.launch.post import Post
 from tpserve.models.config import ModelConfig
 from tpserve.scheduler.digest import DecisionLog
@@ -146,37 +147,11 @@ def _build_source(
     if config.tp == 1:
         assert intake is not None
         return SingleSource(intake, caps)
-    fanout = _join_fanout(post, resources, deadline)
-    sync = _join_sync(post, fanout, deadline)
+    assert post.composition.transport is not None
+    assert post.composition.sync is not None
+    fanout = join_fanout(post.composition.transport, post.layout, post.index, config.tp, resources, deadline)
+    sync = join_sync(post.composition.sync, post.layout, post.index, config.tp, fanout, deadline)
     if isinstance(fanout, FanoutSender):
         assert intake is not None
         return LeaderSource(intake, fanout, sync, log, caps, config.heartbeat, config.watchdog)
     return FollowerSource(fanout, sync, log, config.watchdog, post.index)
-
-
-def _join_fanout(post: Post, resources: ExitStack, deadline: float) -> FanoutSender | FanoutReceiver:
-    assert post.composition.transport is not None
-    transport: Transport = load_part(post.composition.transport)()
-    resources.callback(transport.close)
-    address, followers = post.layout.fanout, post.config.tp - 1
-    fanout = (
-        transport.fanout_sender(address, followers)
-        if post.index == 0
-        else transport.fanout_receiver(address, post.index - 1, followers)
-    )
-    fanout.connect(deadline)
-    return fanout
-
-
-def _join_sync(post: Post, fanout: FanoutSender | FanoutReceiver, deadline: float) -> Sync:
-    assert post.composition.sync is not None
-    context = SyncContext(
-        rank=post.index,
-        size=post.config.tp,
-        run_dir=post.layout.directory,
-        name=post.layout.name("sync"),
-        fanout=fanout,
-    )
-    sync: Sync = load_part(post.composition.sync)(context)
-    sync.connect(deadline)
-    return sync
