@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpserve.api import Limits, NoOptions, Plan, Prefill, RunningRequest, WaitingRequest
+from tpserve.api import Limits, NoOptions, Plan, PolicySpec, Prefill, RunningRequest, WaitingRequest
+from tpserve.plugins.builtin import tpserve_policies
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.testing.policy import PolicyContract
 
 LIMITS = Limits(tokens=100, running=8, free_pages=50, page_size=4)
+
+
+class TestFcfs(PolicyContract):
+    @pytest.fixture
+    def spec(self) -> PolicySpec:
+        return tpserve_policies()[0]
 
 
 class FakeView:

@@ -1,0 +1,210 @@
+"""The contract of the ``policy`` kind as tests: subclass :class:`PolicyContract` and give it your spec.
+
+class TestMine(PolicyContract):
+    @pytest.fixture
+    def spec(self):
+        return plugin.tpserve_policies()[0]
+
+``python -m tpserve.testing.policy`` plans in a process of its own, where the clock and the hash seed are others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import msgspec
+import pytest
+
+from tpserve.api import Limits, Options, Plan, Policy, PolicySpec
+from tpserve.testing.processes import PATIENCE, load
+from tpserve.testing.queues import CountingView, QueueState, Simulation, fault, long_queue, random_state
+
+__all__ = ["PolicyContract"]
+
+STATES = 300
+
+TRAFFIC: dict[str, Callable[[random.Random], tuple[int, int]]] = {
+    "short": lambda draw: (draw.randint(1, 8), draw.randint(1, 8)),
+    "long": lambda draw: (draw.randint(90, 150), draw.randint(1, 4)),
+    "talkative": lambda draw: (draw.randint(1, 8), draw.randint(50, 150)),
+    "mixed": lambda draw: (draw.choice([3, 30, 95, 200]), draw.choice([1, 10, 100])),
+}
+"""Prompt and output tokens of the requests that keep coming."""
+
+
+class PolicyContract:
+    """Subclass it, with the fixture ``spec``.
+
+    Attributes:
+        rounds: within so many rounds every request is finished, whatever else keeps coming.
+        reads: so many of a long queue's requests may be read in one round.
+    """
+
+    rounds: ClassVar[int] = 3000
+    reads: ClassVar[int] = 1000
+
+    @pytest.fixture
+    def spec(self) -> PolicySpec:
+        """The spec of the policy under test."""
+        raise NotImplementedError("give your policy's spec in a fixture of this name")
+
+    @pytest.fixture
+    def options(self, spec: PolicySpec) -> Options:
+        """The options to test with; override it to try others."""
+        return spec.options()
+
+    @pytest.fixture
+    def states(self) -> list[QueueState]:
+        """What to plan for."""
+        draw = random.Random(7)
+        return [random_state(draw) for _ in range(STATES)]
+
+    def test_plans_keep_to_the_limits(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
+        """Of tokens, rows and pages; and something is computed whenever something is there."""
+        policy = make(spec, options)
+        for state in states:
+            broken = fault(policy.plan(CountingView(state)), state)
+            assert broken is None, f"the policy {broken}: {state}"
+
+    def test_nothing_is_kept_between_calls(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
+        """A plan depends on the view alone: not on what was planned before, nor how often."""
+        policy = make(spec, options)
+        fresh = [plan(make(spec, options), state) for state in states]
+        assert [plan(policy, state) for state in states] == fresh
+        assert [plan(policy, state) for state in reversed(states)] == fresh[::-1]
+
+    def test_the_view_is_only_read(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
+        """Neither it nor the requests that it shows are changed."""
+        policy = make(spec, options)
+        for state in states:
+            before = msgspec.json.encode(state)
+            plan(policy, state)
+            assert msgspec.json.encode(state) == before
+
+    @pytest.mark.parametrize(("hash_seed", "clock"), [(0, 0.0), (1, 1e6 + 1.37), (4321, -1e7 - 0.71)])
+    def test_another_process_plans_alike(
+        self, spec: PolicySpec, options: Options, states: list[QueueState], hash_seed: int, clock: float
+    ) -> None:
+        """One whose sets have another order, and whose clock shows another time."""
+        here = [plan(make(spec, options), state) for state in states]
+        there = plans_elsewhere(spec, options, states, hash_seed, clock)
+        differing = [state for state, one, other in zip(states, here, there, strict=True) if one != other]
+        assert differing == []
+
+    @pytest.mark.parametrize("victim", [(1, 1), (20, 20), (99, 2), (250, 30)], ids="{0[0]}+{0[1]}".format)
+    @pytest.mark.parametrize("traffic", TRAFFIC)
+    def test_nobody_waits_for_ever(
+        self, spec: PolicySpec, options: Options, traffic: str, victim: tuple[int, int]
+    ) -> None:
+        """A request of any size is finished after a bounded number of rounds, while others keep coming."""
+        draw = random.Random(1)
+        limits = Limits(tokens=100, running=8, free_pages=60, page_size=8)
+        simulation = Simulation(make(spec, options), limits, 20, lambda: TRAFFIC[traffic](draw))
+        for _ in range(50):
+            simulation.round()
+        uid = simulation.add(*victim)
+        for _ in range(self.rounds):
+            simulation.round()
+            if not simulation.lives(uid):
+                return
+        pytest.fail(f"a prompt of {victim[0]} tokens is not finished after {self.rounds} rounds")
+
+    def test_a_long_queue_is_not_read_to_its_end(self, spec: PolicySpec, options: Options) -> None:
+        """What is not read costs nothing."""
+        view = CountingView(long_queue(10_000))
+        make(spec, options).plan(view)
+        assert view.reads <= self.reads, f"read {view.reads} of 10000 waiting requests"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a child plans.
+
+    Attributes:
+        factory: ``module:Class`` of the policy.
+        options_type: ``module:Class`` of its options.
+        options: the options, as builtins.
+        clock: seconds that the clock is ahead.
+        states: what to plan for.
+    """
+
+    factory: str
+    options_type: str
+    options: dict[str, Any]
+    clock: float
+    states: list[QueueState]
+
+
+def make(spec: PolicySpec, options: Options) -> Policy:
+    """A new policy."""
+    policy: Policy = load(spec.factory)(options)
+    return policy
+
+
+def plan(policy: Policy, state: QueueState) -> Plan:
+    """One plan."""
+    return policy.plan(CountingView(state))
+
+
+def plans_elsewhere(
+    spec: PolicySpec, options: Options, states: Sequence[QueueState], hash_seed: int, clock: float
+) -> list[Plan]:
+    """The plans of another process.
+
+    Args:
+        spec: of the policy.
+        options: for it.
+        states: what to plan for.
+        hash_seed: decides the order of its sets.
+        clock: seconds that its clock is ahead.
+    """
+    options_type = f"{type(options).__module__}:{type(options).__qualname__}"
+    job = Job(spec.factory, options_type, msgspec.to_builtins(options), clock, list(states))
+    environ = {
+        **os.environ,
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [sys.executable, "-m", "tpserve.testing.policy"]
+    done = subprocess.run(
+        command, input=msgspec.json.encode(job), env=environ, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
+    )
+    return msgspec.json.decode(done.stdout, type=list[Plan])
+
+
+def shift_clock(seconds: float) -> None:
+    """Set the clocks that Python code reads ahead, for the rest of this process."""
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+        clock, exact = getattr(time, name), getattr(time, f"{name}_ns")
+        setattr(time, name, lambda clock=clock: clock() + seconds)
+        setattr(time, f"{name}_ns", lambda exact=exact: exact() + int(seconds * 1e9))
+    offset = datetime.timedelta(seconds=seconds)
+
+    class Shifted(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+            return super().now(tz) + offset
+
+        @classmethod
+        def utcnow(cls) -> Self:
+            return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    datetime.datetime = Shifted  # type: ignore[misc]
+
+
+def main() -> None:
+    """Plan what stdin asks for."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    shift_clock(job.clock)
+    policy: Policy = load(job.factory)(msgspec.convert(job.options, load(job.options_type)))
+    sys.stdout.buffer.write(msgspec.json.encode([plan(policy, state) for state in job.states]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Policies that break the contract, each in one way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tpserve.api import NoOptions, Options, Plan, PolicySpec, Prefill, QueueView
+from tpserve.policies.fcfs import FcfsPolicy
+
+
+def spec_of(policy: str) -> PolicySpec:
+    return PolicySpec(name="bad", summary="bad", factory=f"bad_policies:{policy}", options=NoOptions)
+
+
+class Clock(FcfsPolicy):
+    """Decodes alone in every other microsecond."""
+
+    def plan(self, view: QueueView) -> Plan:
+        made = super().plan(view)
+        return Plan() if view.num_decoding and time.monotonic_ns() // 1000 % 2 else made
+
+
+class SetOrder(FcfsPolicy):
+    """Puts the batch in the order of a set of texts."""
+
+    def plan(self, view: QueueView) -> Plan:
+        made = super().plan(view)
+        by_name = {str(prefill.uid): prefill for prefill in made.prefill}
+        return Plan(tuple(by_name[name] for name in set(by_name)), made.decode)
+
+
+class OverBudget(FcfsPolicy):
+    """Takes whatever waits."""
+
+    def plan(self, view: QueueView) -> Plan:
+        return Plan(tuple(Prefill(request.uid, request.tokens) for request in view.waiting()))
+
+
+class Idle(FcfsPolicy):
+    """Does nothing while more than one request waits."""
+
+    def plan(self, view: QueueView) -> Plan:
+        return Plan(decode=False) if view.num_waiting > 1 else super().plan(view)
+
+
+class Twice(FcfsPolicy):
+    """Computes a prompt twice."""
+
+    def plan(self, view: QueueView) -> Plan:
+        made = super().plan(view)
+        return Plan(made.prefill * 2, made.decode)
+
+
+class Starving(FcfsPolicy):
+    """The shortest prompt first, whatever came earlier."""
+
+    def plan(self, view: QueueView) -> Plan:
+        limits = view.limits
+        room, rows, pages = limits.tokens - view.num_decoding, limits.running - view.num_running, limits.free_pages
+        taken: list[Prefill] = []
+        for request in sorted(view.waiting(), key=lambda request: (request.tokens, request.arrival)):
+            room, rows, pages = room - request.tokens, rows - 1, pages - limits.pages(request.reserve)
+            if min(room, rows, pages) < 0:
+                break
+            taken.append(Prefill(request.uid, request.tokens))
+        return Plan(tuple(taken)) if taken or view.num_decoding else super().plan(view)
+
+
+class Stateful(FcfsPolicy):
+    """Takes one prompt less in every third step."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._calls = 0
+
+    def plan(self, view: QueueView) -> Plan:
+        self._calls += 1
+        made = super().plan(view)
+        return Plan(made.prefill[1:]) if self._calls % 3 == 0 and view.num_decoding else made
+
+
+class Writing(FcfsPolicy):
+    """Notes what it has seen in the view."""
+
+    def plan(self, view: Any) -> Plan:
+        view.seen = True
+        return super().plan(view)
+
+
+class Thorough(FcfsPolicy):
+    """Reads the whole queue."""
+
+    def plan(self, view: QueueView) -> Plan:
+        assert sum(1 for _ in view.waiting()) == view.num_waiting
+        return super().plan(view)

@@ -1,0 +1,108 @@
+"""The policy contract fails whatever breaks it, each breach by the test that is meant for it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tpserve.api import NoOptions, Plan, Prefill
+from tpserve.messages import Generate, SamplingParams
+from tpserve.plugins.builtin import tpserve_policies
+from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.scheduler.batch import breach
+from tpserve.scheduler.queues import Queues, Request
+from tpserve.testing.fake_engine import SMALL_LIMITS
+from tpserve.testing.policy import PolicyContract
+from tpserve.testing.queues import CountingView, QueueState, fault, random_state
+
+
+@pytest.fixture
+def bad(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of bad policies, where child processes find it too."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    import bad_policies
+
+    return bad_policies
+
+
+STATES = [random_state(random.Random(seed)) for seed in range(300)]
+SHORT_TRAFFIC = {"traffic": "short", "victim": (99, 2)}
+
+
+@pytest.mark.parametrize(
+    ("policy", "test", "arguments"),
+    [
+        ("Clock", "test_another_process_plans_alike", {"states": STATES, "hash_seed": 0, "clock": 1e6 + 1.37}),
+        ("SetOrder", "test_another_process_plans_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
+        ("OverBudget", "test_plans_keep_to_the_limits", {"states": STATES}),
+        ("Idle", "test_plans_keep_to_the_limits", {"states": STATES}),
+        ("Twice", "test_plans_keep_to_the_limits", {"states": STATES}),
+        ("Starving", "test_nobody_waits_for_ever", SHORT_TRAFFIC),
+        ("Stateful", "test_nothing_is_kept_between_calls", {"states": STATES}),
+        ("Writing", "test_the_view_is_only_read", {"states": STATES}),
+        ("Thorough", "test_a_long_queue_is_not_read_to_its_end", {}),
+    ],
+)
+def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(PolicyContract(), test)(bad.spec_of(policy), NoOptions(), **arguments)
+    getattr(PolicyContract(), test)(tpserve_policies()[0], NoOptions(), **arguments)
+
+
+def test_the_kit_and_the_scheduler_find_the_same_faults() -> None:
+    draw = random.Random(5)
+    found = []
+    for state in STATES:
+        for plan in plans(draw, state):
+            found.append(fault(plan, state) is None)
+            assert found[-1] == (breach(plan, queues_of(state), state.limits) is None), (plan, state)
+    assert 0.2 < sum(found) / len(found) < 0.8
+
+
+def plans(draw: random.Random, state: QueueState) -> list[Plan]:
+    """A good plan, and variations of it, most of them bad."""
+    good = FcfsPolicy(NoOptions()).plan(CountingView(state))
+    more = [Prefill(request.uid, request.tokens) for request in draw.sample(state.waiting, min(2, len(state.waiting)))]
+    less = tuple(Prefill(prefill.uid, draw.randint(0, prefill.tokens)) for prefill in good.prefill)
+    return [
+        good,
+        Plan(good.prefill, decode=not good.decode),
+        Plan((*good.prefill, *more), good.decode),
+        Plan(tuple(more), decode=False),
+        Plan(less, good.decode),
+        Plan(good.prefill[1:], good.decode),
+        Plan((*good.prefill, Prefill(-1, 1)), good.decode),
+    ]
+
+
+def queues_of(state: QueueState) -> Queues:
+    """The scheduler's own queues in this state."""
+    queues = Queues()
+    for waiting in state.waiting:
+        queues.enqueue(request_of(waiting.uid, waiting.tokens, waiting.reserve, waiting.arrival))
+    for running in state.running:
+        known = running.length + running.pending if running.pending else running.length
+        request = request_of(running.uid, known, running.reserve, running.arrival)
+        request.length = running.length
+        queues.running[running.uid] = request
+        if not running.pending:
+            queues.decoding[running.uid] = request
+    return queues
+
+
+def request_of(uid: int, known: int, reserve: int, arrival: int) -> Request:
+    params = SamplingParams(max_tokens=reserve + 1 - known, seed=0)
+    limits = msgspec.structs.replace(SMALL_LIMITS, max_context=1 << 30)
+    return Request.of(Generate(uid, [1] * known, params), arrival, limits)
+
+
+def test_states_cover_what_there_is() -> None:
+    assert any(not state.waiting for state in STATES)
+    assert any(not state.running for state in STATES)
+    assert any(request.pending for state in STATES for request in state.running)
+    assert any(request.tokens > state.limits.tokens for state in STATES for request in state.waiting)
+    assert {state.limits.page_size for state in STATES} == {1, 4, 16, 64}
