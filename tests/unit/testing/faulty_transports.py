@@ -1,0 +1,216 @@
+"""Transports that each break one promise, made from the inproc one; and the contract applied to the one in FAULT."""
+
+import os
+import time
+from contextlib import suppress
+
+import pytest
+
+from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, PipeSender, TransportCapabilities, TransportSpec
+from tpserve.testing.transport import TransportContract
+from tpserve.transports.inproc import InprocTransport
+
+
+class Sender(FanoutSender):
+    """Passes everything on."""
+
+    def __init__(self, sender: FanoutSender) -> None:
+        self.sender = sender
+        self.sent = 0
+
+    def connect(self, deadline: float) -> None:
+        self.sender.connect(deadline)
+
+    def send_many(self, frames, deadline: float) -> None:
+        for frame in frames:
+            self.send_one(frame, deadline)
+            self.sent += 1
+
+    def send_one(self, frame: bytes, deadline: float) -> None:
+        self.sender.send_many([frame], deadline)
+
+    def close(self) -> None:
+        self.sender.close()
+
+
+class LosingSender(Sender):
+    def send_one(self, frame, deadline):
+        if self.sent % 20 != 19:
+            super().send_one(frame, deadline)
+
+
+class DoublingSender(Sender):
+    def send_one(self, frame, deadline):
+        self.sender.send_many([frame] * (2 if self.sent == 19 else 1), deadline)
+
+
+class SwappingSender(Sender):
+    def send_many(self, frames, deadline):
+        super().send_many([*frames[1:], *frames[:1]], deadline)
+
+
+class CuttingSender(Sender):
+    def send_one(self, frame, deadline):
+        super().send_one(frame[: 1 << 20], deadline)
+
+
+class ForgettingSender(Sender):
+    """Drops what finds no room, as publishers do."""
+
+    def send_one(self, frame, deadline):
+        with suppress(TimeoutError):
+            super().send_one(frame, time.monotonic() + 0.001)
+
+
+class HastySender(Sender):
+    """Says that it is ready, and drops what is sent before the followers are."""
+
+    def connect(self, deadline): ...
+
+    def send_one(self, frame, deadline):
+        try:
+            self.sender.connect(0)
+        except TimeoutError:
+            return
+        super().send_one(frame, deadline)
+
+
+class PollingReceiver(FanoutReceiver):
+    def __init__(self, receiver: FanoutReceiver) -> None:
+        self.receiver = receiver
+
+    def connect(self, deadline: float) -> None:
+        self.receiver.connect(deadline)
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        while True:
+            try:
+                return self.receiver.recv_many(count, 0)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+
+    def close(self) -> None:
+        self.receiver.close()
+
+
+class ForgetfulReceiver(PollingReceiver):
+    """Loses what came before a deadline."""
+
+    def recv_many(self, count, deadline):
+        frames = []
+        while len(frames) < count:
+            frames += self.receiver.recv_many(1, deadline)
+        return frames
+
+
+class SleepyReceiver(PipeReceiver):
+    """Cannot be woken."""
+
+    def __init__(self, receiver: PipeReceiver) -> None:
+        self.receiver = receiver
+
+    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
+        while not (frames := self.receiver.recv_many(max_frames, max_bytes, 0)):
+            time.sleep(0.01)
+        return frames
+
+    def close(self) -> None: ...
+
+
+class CarelessSender(PipeSender):
+    """Sends what it has refused."""
+
+    def __init__(self, sender: PipeSender) -> None:
+        self.sender = sender
+        self.refused: list[bytes] = []
+
+    def connect(self, deadline: float) -> None:
+        self.sender.connect(deadline)
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        while self.refused:
+            self.sender.send(self.refused.pop(), deadline)
+        try:
+            self.sender.send(frame, deadline)
+        except TimeoutError:
+            self.refused.append(frame)
+            raise
+
+    def close(self) -> None:
+        self.sender.close()
+
+
+class Sound(InprocTransport):
+    """Breaks nothing; subclasses say what wraps which end."""
+
+    fanout_out: type = Sender
+    fanout_in: type | None = None
+    pipe_out: type | None = None
+    pipe_in: type | None = None
+
+    def fanout_sender(self, address, followers):
+        return self.fanout_out(super().fanout_sender(address, followers))
+
+    def fanout_receiver(self, address, follower, followers):
+        end = super().fanout_receiver(address, follower, followers)
+        return self.fanout_in(end) if self.fanout_in else end
+
+    def pipe_sender(self, address):
+        end = super().pipe_sender(address)
+        return self.pipe_out(end) if self.pipe_out else end
+
+    def pipe_receiver(self, address):
+        end = super().pipe_receiver(address)
+        return self.pipe_in(end) if self.pipe_in else end
+
+
+class Losing(Sound):
+    fanout_out = LosingSender
+
+
+class Doubling(Sound):
+    fanout_out = DoublingSender
+
+
+class Swapping(Sound):
+    fanout_out = SwappingSender
+
+
+class Cutting(Sound):
+    fanout_out = CuttingSender
+
+
+class Forgetting(Sound):
+    fanout_out = ForgettingSender
+
+
+class Hasty(Sound):
+    fanout_out = HastySender
+
+
+class Polling(Sound):
+    fanout_in = PollingReceiver
+
+
+class Forgetful(Sound):
+    fanout_in = ForgetfulReceiver
+
+
+class Careless(Sound):
+    pipe_out = CarelessSender
+
+
+class Sleepy(Sound):
+    pipe_in = SleepyReceiver
+
+
+class TestFaulty(TransportContract):
+    @pytest.fixture
+    def spec(self):
+        return TransportSpec(
+            name="faulty",
+            summary="breaks a promise",
+            factory=f"{__name__}:{os.environ['FAULT']}",
+            capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=False),
+        )
