@@ -97,30 +97,34 @@ def _rows(cache: torch.Tensor) -> torch.Tensor:
 def _thresholds(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """The least score that each row's filters keep: float32 ``[n, 1]`` for ``scores`` float32 ``[n, vocabulary]``.
 
-    Nearly always the likeliest tokens decide this alone; only where they do not is everything sorted.
+    Nearly always the likeliest tokens decide this alone; only rows where they do not are sorted whole.
     """
+    filters = [each.unsqueeze(1) for each in (batch.top_k, batch.top_p, batch.min_p)]
     vocabulary = scores.shape[1]
-    if vocabulary > _CANDIDATES:
-        threshold, decided = _thresholds_from(scores, _CANDIDATES, batch)
-        if decided.all():
-            return threshold
-    return _thresholds_from(scores, vocabulary, batch)[0]
+    if vocabulary <= _CANDIDATES:
+        return _thresholds_from(scores, vocabulary, *filters)[0]
+    threshold, decided = _thresholds_from(scores, _CANDIDATES, *filters)
+    rest = (~decided).nonzero()[:, 0]
+    if len(rest):
+        threshold[rest] = _thresholds_from(scores[rest], vocabulary, *(each[rest] for each in filters))[0]
+    return threshold
 
 
-def _thresholds_from(scores: torch.Tensor, count: int, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The thresholds as far as the ``count`` largest scores show them, and for which rows that is the truth."""
-    top_k, top_p, min_p = (each.unsqueeze(1) for each in (batch.top_k, batch.top_p, batch.min_p))
+def _thresholds_from(
+    scores: torch.Tensor, count: int, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The thresholds as far as the ``count`` largest scores show them, and the rows ``[n]`` where that is the truth."""
     top = scores.topk(count, dim=1).values
     largest = top[:, :1]
-    kth = top.gather(1, (top_k.long() - 1).clamp(0, count - 1))
+    kth = top.gather(1, (top_k.long() - 1).clamp_(0, count - 1))
     kth = torch.where(top_k > 0, kth, -torch.inf)
 
     total = (scores - largest).exp_().masked_fill_(scores < kth, 0).sum(dim=1, keepdim=True)
     weights = (top - largest).exp_().masked_fill_(top < kth, 0)
     sums = weights.cumsum(dim=1)
     last = ((sums - weights) < top_p * total).sum(dim=1, keepdim=True) - 1
-    nucleus = torch.where(top_p < 1, top.gather(1, last.clamp(min=0)), -torch.inf)
+    nucleus = torch.where(top_p < 1, top.gather(1, last.clamp_(min=0)), -torch.inf)
 
     threshold = torch.maximum(torch.maximum(kth, nucleus), largest + min_p.log())
     decided = (top_k <= count) & ((top_p >= 1) | (sums[:, -1:] >= top_p * total))
-    return threshold, decided | (count == scores.shape[1])
+    return threshold, decided.squeeze(1)
