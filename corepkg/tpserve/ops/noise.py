@@ -21,8 +21,8 @@ search for the least bias (lowbias32, 2018). For one row, ``bits`` is a permutat
 up to ``u`` is exact, so implementations agree in all bits; the logarithms differ in the last places. ``g`` lies in
 [-2.82, 16.64]: a token less likely than 2**-24 is drawn a little less often than it should.
 
-Here the integers are torch's signed ones, whose sums and products wrap around; a logical shift is an arithmetic one with
-the copied sign bits masked off.
+Here the integers are torch's signed ones, whose sums and products wrap around; a logical shift is an arithmetic one
+with the copied sign bits masked off.
 """
 
 from __future__ import annotations
