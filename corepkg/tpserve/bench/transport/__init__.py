@@ -1,0 +1,1 @@
+"""``tpserve bench transport``: rounds over one choice of parts measured against rounds over another."""

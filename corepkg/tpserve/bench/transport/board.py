@@ -1,0 +1,75 @@
+"""How the leader knows that the others are where it is, without a message: a counter for each rank in shared memory.
+
+It lies beside what is measured and takes part in nothing. A rank writes only its own counter, which has a cache line
+to itself; the leader looks at the others'.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+from tpserve.errors import DeadlineExceeded
+
+__all__ = ["Board"]
+
+LINE = 64
+WORDS = LINE // 8
+LOOKS = 1000
+"""Looks between two at the clock."""
+NAP = 50e-6
+"""Seconds between looks if there are more ranks than cores, so that the others get on."""
+
+
+class Board:
+    """One process's view of the counters, which begin at 0.
+
+    Args:
+        path: of the memory; :meth:`create` makes it.
+        ranks: how many there are.
+        rank: whose view this is.
+    """
+
+    def __init__(self, path: Path, ranks: int, rank: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory = mmap.mmap(descriptor, LINE * ranks)
+        finally:
+            os.close(descriptor)
+        self._words = memoryview(self._memory).cast("q")
+        self._others = [WORDS * other for other in range(ranks) if other != rank]
+        self._own = WORDS * rank
+        self._is_crowded = ranks > len(os.sched_getaffinity(os.getppid()))
+
+    @staticmethod
+    def create(path: Path, ranks: int) -> None:
+        """Make the memory; whoever makes it removes the file."""
+        with path.open("xb") as file:
+            file.truncate(LINE * ranks)
+
+    def advance(self) -> None:
+        """Say that this rank has come one step further."""
+        self._words[self._own] += 1
+
+    def await_others(self, deadline: float) -> None:
+        """Wait until all others have come as far as this rank.
+
+        Raises:
+            DeadlineExceeded: one has not.
+        """
+        words, step = self._words, self._words[self._own]
+        for other in self._others:
+            looks = 0
+            while words[other] < step:
+                looks += 1
+                if self._is_crowded:
+                    time.sleep(NAP)
+                if looks % LOOKS == 0 and time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"rank {other // WORDS} has not come to step {step}")
+
+    def close(self) -> None:
+        """Let go of the memory. May be called twice."""
+        self._words.release()
+        self._memory.close()
