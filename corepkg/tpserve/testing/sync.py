@@ -45,6 +45,8 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 class SyncContract:
     """Subclass it, with the fixture ``spec``."""
 
+    pytestmark = pytest.mark.usefixtures("tpserve_guard")
+
     @pytest.fixture
     def spec(self) -> SyncSpec:
         """The spec of the sync under test."""

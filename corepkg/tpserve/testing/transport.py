@@ -56,6 +56,8 @@ class TransportContract:
         schemes: kinds of address to try, ``ipc`` and ``tcp``.
     """
 
+    pytestmark = pytest.mark.usefixtures("tpserve_guard")
+
     schemes: ClassVar[Sequence[str]] = ("ipc",)
 
     @pytest.fixture
@@ -111,6 +113,7 @@ class TransportContract:
         for task in reading:
             assert task.result() == frames
 
+    @pytest.mark.slow
     def test_a_frame_of_64_mb(self, lab: Lab) -> None:
         """Large frames, several times what a buffer holds."""
         frames = [bytes([number]) * (64 * MEGABYTE) for number in range(3)]
@@ -127,6 +130,7 @@ class TransportContract:
         assert follower.recv_many(0, soon()) == []
         assert follower.recv_many(1, soon()) == [b"first"]
 
+    @pytest.mark.slow
     def test_cold_starts(self, lab: Lab) -> None:
         """What is sent at the instant that the link is ready arrives, at every follower, every time."""
         for start in range(50):
@@ -216,6 +220,7 @@ class TransportContract:
         with pytest.raises(Closed):
             follower.recv_many(1, soon())
 
+    @pytest.mark.slow
     def test_a_stopped_follower_gets_a_burst_later(self, lab: Lab, processes: None) -> None:
         """20,000 frames to a reader that stands still: none is lost."""
         leader, child = with_follower_process(lab, count=20_000)
@@ -295,6 +300,7 @@ class TransportContract:
         assert receiver.recv_many(10, 1, soon()) == [b"c" * 100]
         assert receiver.recv_many(10, 1 << 20, soon()) == [b"d"]
 
+    @pytest.mark.slow
     def test_cold_starts_of_a_pipe(self, lab: Lab, pipes: None) -> None:
         """What is sent at the instant that the sender is connected arrives, whichever end came first."""
         for start in range(50):
