@@ -108,11 +108,19 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A request has been admitted; comes with or before its first token."""
+    """A request has been admitted; comes with or before its first token.
+
+    Attributes:
+        uid: the request.
+        prompt_tokens: length of its prompt.
+        cached_tokens: how many of these were found in the prefix cache.
+        output_ids: tokens generated before, for a request that is resumed: text goes on behind them.
+    """
 
     uid: int
     prompt_tokens: int
     cached_tokens: int
+    output_ids: list[int] = []
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):

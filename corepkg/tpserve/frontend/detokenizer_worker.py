@@ -8,7 +8,7 @@ from tpserve.api import PipeReceiver, PipeSender
 from tpserve.envelope import Opener, Sealer
 from tpserve.frontend.detokenize import StreamDecoder
 from tpserve.frontend.text import TextCodec
-from tpserve.messages import FinishReason, StepOutput, TextOutput, decode_step, encode
+from tpserve.messages import FinishReason, Started, StepOutput, TextOutput, decode_step, encode
 
 __all__ = ["Detokenizer", "run_detokenizer"]
 
@@ -52,11 +52,20 @@ class Detokenizer:
 
     def convert(self, output: StepOutput) -> TextOutput:
         """The same round as text."""
+        for entry in output.started:
+            if entry.output_ids:
+                self._resume(entry)
         texts = [
             self._text(uid, token, finished)
             for uid, token, finished in zip(output.uids, output.tokens, output.finished, strict=True)
         ]
         return TextOutput(output.uids, output.tokens, texts, output.finished, output.started)
+
+    def _resume(self, entry: Started) -> None:
+        """Go on where another detokenizer stopped, perhaps within a character: its text is known up to there."""
+        stream = self._streams[entry.uid] = self._codec.stream()
+        for token in entry.output_ids:
+            stream.push(token)
 
     def _text(self, uid: int, token: int, finished: FinishReason | None) -> str:
         stream = self._streams.get(uid)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
@@ -55,7 +56,7 @@ def make_pipe() -> tuple[PipeSender, PipeReceiver]:
 
 
 class FakeRank:
-    """Answers requests by a script, one token of each a round.
+    """Answers requests by a script, one token of each a round; one that is resumed, from where it was.
 
     Args:
         intake: from the tokenizers.
@@ -105,9 +106,10 @@ class FakeRank:
     def _accept(self, message: RankMessage) -> None:
         self._seen.append(message)
         if isinstance(message, Generate):
-            self._running[message.uid] = (message, self._script(message))
-            self._lengths[message.uid] = 0
-            self._started.append(Started(message.uid, len(message.prompt_ids), 0))
+            said = message.output_ids
+            self._running[message.uid] = (message, islice(self._script(message), len(said), None))
+            self._lengths[message.uid] = len(said)
+            self._started.append(Started(message.uid, len(message.prompt_ids), 0, said))
         elif isinstance(message, Shutdown):
             self._shutdowns -= 1
         elif self._running.pop(message.uid, None):

@@ -33,6 +33,19 @@ def test_the_end_of_text_token_is_no_text_and_what_was_held_back_comes_out(codec
     assert ended.texts == ["�", "�x", "�"]
 
 
+def test_a_request_that_is_resumed_goes_on_within_its_character(codec: TextCodec) -> None:
+    tokens = codec.encode("a😀ü")
+    for known in range(len(tokens)):
+        detokenizer = Detokenizer(codec)
+        before = [detokenizer.convert(StepOutput(1, [7], [token], [None])).texts[0] for token in tokens[:known]]
+        detokenizer = Detokenizer(codec)
+        output = StepOutput(1, [7], [tokens[known]], [None], [Started(7, 10, 0, tokens[:known])])
+        after = [detokenizer.convert(output).texts[0]]
+        after += [detokenizer.convert(StepOutput(2, [7], [token], [None])).texts[0] for token in tokens[known + 1 :]]
+        assert "".join(before + after) == "a😀ü"
+        assert "�" not in "".join(before)
+
+
 def test_forgets_requests_that_are_over(codec: TextCodec) -> None:
     detokenizer = Detokenizer(codec)
     detokenizer.convert(StepOutput(1, [1, 2, 3], [5, 5, 5], [None] * 3))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tpserve.api import NoOptions, Plan, Policy, Prefill, RankError
-from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, StepOutput
+from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, Started, StepOutput
 from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import LocalReplies
@@ -264,7 +264,7 @@ def test_a_prompt_longer_than_a_step_runs_alone():
 def test_a_started_request_is_announced_with_its_first_token():
     answers, _, _ = run([[request(1, [4] * 9, output_ids=[8, 9])]])
     first = answers.outputs[0]
-    assert [(s.uid, s.prompt_tokens, s.cached_tokens) for s in first.started] == [(1, 9, 0)]
+    assert first.started == [Started(1, 9, 0, output_ids=[8, 9])]
     assert first.uids == [1]
     assert all(not output.started for output in answers.outputs[1:])
 
