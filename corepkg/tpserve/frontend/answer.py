@@ -86,7 +86,9 @@ class Answer:
         return tokens
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """The request has been admitted."""
+        """The request has been admitted: news only once, also if it had to be sent again."""
+        if self.started:
+            return
         self.started = True
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens

@@ -2,7 +2,8 @@
 
 The api process outlives the others: it listens from its first moment, and answers 503 until a :class:`ServeEvent` has
 come and its warm-up request has gone through the whole chain. When a process of the group dies, a :class:`DownEvent`
-ends what is in flight, and the next generation's ServeEvent makes it healthy again, over new links.
+makes it answer 503 again. What is in flight waits; the next generation's ServeEvent makes it healthy, over new links,
+and what waits is sent again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ServeEvent(msgspec.Struct, frozen=True, tag="serve"):
 
 
 class DownEvent(msgspec.Struct, frozen=True, tag="down"):
-    """A process died: /health is 503 and requests in flight end with an error, until the next ServeEvent.
+    """A process died: /health is 503 and requests in flight wait, until the next ServeEvent.
 
     Attributes:
         reason: one line for /health and for the clients.
@@ -42,7 +43,10 @@ class DownEvent(msgspec.Struct, frozen=True, tag="down"):
 
 
 class StopEvent(msgspec.Struct, frozen=True, tag="stop"):
-    """Let running requests finish, send Shutdown to every tokenizer, return. The last event."""
+    """Let running requests finish, send Shutdown to every tokenizer, return. The last event.
+
+    Requests that wait for the next generation end with an error: there is none.
+    """
 
 
 ControlEvent = ServeEvent | DownEvent | StopEvent

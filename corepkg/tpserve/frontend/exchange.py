@@ -1,9 +1,14 @@
-"""The requests in flight: admits them, sends them on their way, and hands what comes back to those who wait."""
+"""Admits requests, sends them on their way, and hands what comes back to those who wait.
+
+The processes that answer may die. What is in flight then waits for the next ones, and is sent again together with the
+output that has come: seeds and positions make the rest what it would have been.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Sequence
 
@@ -12,6 +17,7 @@ from msgspec.structs import replace
 
 from tpserve.errors import RequestError, TpserveError
 from tpserve.frontend.answer import Answer
+from tpserve.frontend.flights import MAX_RESENDS, Flights
 from tpserve.frontend.links import Connection
 from tpserve.messages import (
     Abort,
@@ -25,11 +31,13 @@ from tpserve.messages import (
     encode,
 )
 
-__all__ = ["Call", "Exchange", "Unavailable"]
+__all__ = ["Call", "Exchange", "GivenUp", "Unavailable"]
 
 Prompt = str | list[int] | ChatPrompt
 
 WORKER_BITS = 48
+
+logger = logging.getLogger(__name__)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -60,6 +68,21 @@ class Unavailable(TpserveError):
         self.code = code
 
 
+class GivenUp(Unavailable):
+    """A request was in flight at so many deaths that it may be their cause.
+
+    Args:
+        reason: the last death.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the server failed {MAX_RESENDS + 1} times with this request in flight, so it is not tried again; "
+            f"the last time: {reason}",
+            "tried_too_often",
+        )
+
+
 class Exchange:
     """Owned by the event loop; every method is called there and returns at once.
 
@@ -75,19 +98,17 @@ class Exchange:
         self.closed = "starting"
         self._max_requests = max_requests
         self._uids = itertools.count(worker << WORKER_BITS)
-        self._answers: dict[int, Answer] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._flights = Flights()
         self._connection: Connection | None = None
         self._ended = asyncio.Semaphore(0)
 
     def __len__(self) -> int:
         """Requests in flight."""
-        return len(self._answers)
+        return len(self._flights)
 
     async def idle(self) -> None:
         """Wait until no request is in flight."""
-        await self._idle.wait()
+        await self._flights.none()
 
     async def ended(self, detokenizers: int) -> None:
         """Wait until so many detokenizers have passed a Shutdown on: nothing comes after it."""
@@ -99,8 +120,19 @@ class Exchange:
         self._connection = connection
 
     def open(self) -> None:
-        """Admit requests."""
+        """Send what is in flight again, with the output that has come; then admit requests."""
+        messages = self._flights.again()
+        if messages:
+            logger.warning("sending %d requests again", len(messages))
+        for message in messages:
+            self._post(message.uid, encode(message))
         self.closed = ""
+
+    def suspend(self, reason: str) -> None:
+        """Admit no more requests; those in flight wait for :meth:`open`, but for those that were sent too often."""
+        self.closed = reason
+        for answer in self._flights.take_spent():
+            answer.fail(GivenUp(reason))
 
     def close(self, reason: str) -> None:
         """Admit no more requests; those in flight go on."""
@@ -109,8 +141,8 @@ class Exchange:
     def fail(self, reason: str) -> None:
         """Admit no more requests, and end those in flight with an error."""
         self.closed = reason
-        for uid in list(self._answers):
-            self._take(uid).fail(Unavailable(reason))
+        for answer in self._flights.take_all():
+            answer.fail(Unavailable(reason))
 
     def submit(self, call: Call, wake: asyncio.Event) -> list[Answer]:
         """Send a call's requests on their way.
@@ -131,9 +163,9 @@ class Exchange:
         if len(call.prompts) > self._max_requests:
             raise RequestError(f"at most {self._max_requests} prompts", "prompt")
         waiting = self._connection.backlog if self._connection else 0
-        if max(len(self._answers) + len(call.prompts), waiting) > self._max_requests:
+        if max(len(self) + len(call.prompts), waiting) > self._max_requests:
             raise Unavailable(f"{self._max_requests} requests are in flight, the most that are admitted", "overloaded")
-        return self._send(call, wake)
+        return self._send(call, wake, MAX_RESENDS)
 
     async def warm_up(self, requests: int) -> None:
         """Send requests through the whole chain, before others are admitted, and wait for their answers.
@@ -147,7 +179,7 @@ class Exchange:
         """
         wake = asyncio.Event()
         call = Call(["Hello"] * requests, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
-        answers = self._send(call, wake)
+        answers = self._send(call, wake, resends=0)
         while not all(answer.is_over for answer in answers):
             await wake.wait()
             wake.clear()
@@ -157,8 +189,8 @@ class Exchange:
 
     def abort(self, answer: Answer) -> None:
         """Let a request go that nobody waits for any more; nothing happens if it is over."""
-        if answer.uid in self._answers:
-            self._take(answer.uid)
+        if self._flights.get(answer.uid):
+            self._flights.take(answer.uid)
             self._post(answer.uid, encode(Abort(answer.uid)))
 
     def deliver(self, messages: Sequence[ApiMessage]) -> None:
@@ -172,14 +204,13 @@ class Exchange:
                 case Shutdown():
                     self._ended.release()
 
-    def _send(self, call: Call, wake: asyncio.Event) -> list[Answer]:
+    def _send(self, call: Call, wake: asyncio.Event, resends: int) -> list[Answer]:
         requests = [Tokenize(next(self._uids), prompt, _seeded(call.params)) for prompt in call.prompts]
         payloads = [encode(request) for request in requests]
         answers = [Answer(request.uid, call.params.stop, wake, call.is_streaming) for request in requests]
-        self._idle.clear()
-        for answer, payload in zip(answers, payloads, strict=True):
-            self._answers[answer.uid] = answer
-            self._post(answer.uid, payload)
+        for request, answer, payload in zip(requests, answers, payloads, strict=True):
+            self._flights.add(request, answer, resends)
+            self._post(request.uid, payload)
         return answers
 
     def _post(self, uid: int, payload: bytes) -> None:
@@ -187,21 +218,21 @@ class Exchange:
             self._connection.send(uid, payload)
 
     def _deliver_round(self, output: TextOutput) -> None:
-        answers = self._answers
+        flights = self._flights
         for started in output.started:
-            answer = answers.get(started.uid)
+            answer = flights.get(started.uid)
             if answer is not None:
                 answer.start(started.prompt_tokens, started.cached_tokens)
         for uid, token, text, finish in zip(output.uids, output.tokens, output.texts, output.finished, strict=True):
-            answer = answers.get(uid)
+            answer = flights.get(uid)
             if answer is None:
                 continue
             if finish in ("error", "abort"):
-                self._take(uid).fail(Unavailable("the engine could not finish this request"))
+                flights.take(uid).fail(Unavailable("the engine could not finish this request"))
                 continue
             answer.add(token, text, finish)
             if finish is not None:
-                self._take(uid)
+                flights.take(uid)
             elif answer.finish is not None:
                 self.abort(answer)
             elif answer.is_overrun:
@@ -209,15 +240,9 @@ class Exchange:
                 answer.fail(Unavailable("the client reads this stream too slowly"))
 
     def _deliver_refusal(self, rejected: Rejected) -> None:
-        if rejected.uid in self._answers:
+        if self._flights.get(rejected.uid):
             error = RequestError(rejected.message, rejected.param, rejected.code, rejected.status)
-            self._take(rejected.uid).fail(error)
-
-    def _take(self, uid: int) -> Answer:
-        answer = self._answers.pop(uid)
-        if not self._answers:
-            self._idle.set()
-        return answer
+            self._flights.take(rejected.uid).fail(error)
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from tpserve.errors import RequestError
-from tpserve.frontend.exchange import Unavailable
+from tpserve.frontend.exchange import GivenUp, Unavailable
 
 __all__ = ["describe", "problem", "set_up_problems"]
 
@@ -35,6 +35,8 @@ def problem(error: Exception) -> Response:
     match error:
         case RequestError():
             return _response(error.status, error)
+        case GivenUp():
+            return _response(500, error, {"x-should-retry": "false"})
         case Unavailable():
             return _response(503, error, {"Retry-After": RETRY_AFTER})
         case _:

@@ -59,6 +59,7 @@ class _ApiProcess:
         self._exchange = Exchange(config.max_requests)
         self._connection: Connection | None = None
         self._generation = 0  # whose links are good; 0: nobody's
+        self._listens_to = 0  # the generation whose messages are taken
 
     async def run(self, sock: socket.socket, model_name: str) -> None:
         """Listen until the last event has been followed."""
@@ -94,7 +95,7 @@ class _ApiProcess:
         loop = asyncio.get_running_loop()
 
         def deliver(messages: list[ApiMessage]) -> None:
-            loop.call_soon_threadsafe(self._exchange.deliver, messages)
+            loop.call_soon_threadsafe(self._deliver, generation, messages)
 
         def lose(reason: str) -> None:
             loop.call_soon_threadsafe(self._lose, generation, reason)
@@ -105,6 +106,7 @@ class _ApiProcess:
         except TransportError as error:
             self._lose(generation, f"the links cannot be made: {error}")
             return False
+        self._listens_to = generation
         self._connection = Connection(links, deadline, deliver, lose)
         self._exchange.attach(self._connection)
         return True
@@ -120,27 +122,33 @@ class _ApiProcess:
             self._exchange.open()
             self._control.serving()
 
+    def _deliver(self, generation: int, messages: list[ApiMessage]) -> None:
+        """Take messages, unless their generation is gone: what it had still to say, the next one says again."""
+        if generation == self._listens_to:
+            self._exchange.deliver(messages)
+
     def _lose(self, generation: int, reason: str) -> None:
         """A link broke, or the warm-up failed. What comes after that, or after the supervisor knows, is no news."""
         if generation == self._generation:
             self._generation = 0
             logger.error("%s", reason)
-            self._exchange.fail(reason)
+            self._exchange.suspend(reason)
             self._control.failed(reason)
 
     async def _go_down(self, reason: str) -> None:
         self._generation = 0
-        self._exchange.fail(reason)
+        self._exchange.suspend(reason)
         await self._disconnect(0.0)
 
     async def _stop(self) -> None:
         """Let running requests finish, then send Shutdown through all processes, and read on until it is back."""
-        is_whole = self._generation != 0
+        is_whole, is_serving = self._generation != 0, not self._exchange.closed
         self._generation = 0
         self._exchange.close("the server is stopping")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout):
-                await self._exchange.idle()
+        if is_serving:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.drain_timeout):
+                    await self._exchange.idle()
         self._exchange.fail("the server is stopping")
         if self._connection is not None:
             self._connection.send_all(encode(Shutdown()))
@@ -151,6 +159,7 @@ class _ApiProcess:
         await self._disconnect(FLUSH)
 
     async def _disconnect(self, flush: float) -> None:
+        self._listens_to = 0
         connection, self._connection = self._connection, None
         if connection is not None:
             self._exchange.attach(None)
