@@ -31,7 +31,8 @@ def api(line: Line, payload: msgspec.Raw) -> None:
             directory = run_dir / f"g{event.generation}"
             line.report(Serving(event.generation))
         elif isinstance(event, StopEvent):
-            (directory / "leave").touch()
+            if directory.exists():
+                (directory / "leave").touch()
             return
         else:
             assert isinstance(event, DownEvent)

@@ -236,6 +236,18 @@ def test_a_death_is_followed_by_the_next_generation(start: Any) -> None:
     assert server.events() == ["ServeEvent", "DownEvent", "ServeEvent", "StopEvent"]
 
 
+def test_a_signal_between_generations_lets_the_api_process_say_so(start: Any) -> None:
+    server = start({"rank1": {"2": {"loading": "hang-deaf"}}})
+    server.await_ready()
+    server.await_children()["rank1"].kill()
+    server.await_file("deaf", generation=2)
+    server.look()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 128 + signal.SIGTERM
+    assert server.events() == ["ServeEvent", "DownEvent", "StopEvent"]
+    assert server.left() == []
+
+
 def test_a_dead_api_process_is_started_again_with_all_others(start: Any) -> None:
     server = start()
     server.await_ready()
@@ -266,4 +278,5 @@ def test_it_gives_up_after_so_many_restarts(start: Any) -> None:
     assert "starting again in 0.05 s (1 of 2)" in log
     assert "starting again in 0.1 s (2 of 2)" in log
     assert "giving up after 2 restarts" in log
+    assert server.events() == ["ServeEvent", "DownEvent", "DownEvent", "DownEvent", "StopEvent"]
     assert server.left() == []

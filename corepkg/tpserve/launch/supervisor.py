@@ -1,7 +1,8 @@
 """The supervisor: owns every process of a server, sees each death at once, and keeps the server up or takes it down.
 
 The api process keeps the HTTP socket. The tokenizers, ranks and detokenizers are the *group*: they come up together,
-and when one of them dies all of them go and the next generation starts, while the api process answers 503.
+and when one of them dies all of them go and the next generation starts. Meanwhile the api process answers 503 and
+keeps what is in flight, to have the next generation finish it.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Supervisor:
         self._api: Child | None = None
         self._group: list[Child] = []
         self._has_served = False
+        self._is_interrupted = False  # requests may wait for the next generation
 
     def run(self) -> int:
         """Serve until a signal comes or nothing helps any more. Afterwards no process is left.
@@ -122,6 +124,8 @@ class Supervisor:
                 logger.info("stopped by %s", stop.signum.name)
                 return 128 + stop.signum
             finally:
+                if self._is_interrupted:
+                    self._dismiss()
                 self._watch.end(list(self._watch.children), grace=0.0)
 
     def _run(self) -> int:
@@ -162,6 +166,7 @@ class Supervisor:
         self._await_serving(layout.generation, deadline)
         self._display.ready(limits, time.monotonic() - started)
         self._has_served = True
+        self._is_interrupted = False
 
     def _await_ready(self, deadline: float) -> EngineLimits:
         waiting = list(self._group)
@@ -211,6 +216,7 @@ class Supervisor:
     def _settle(self, sign: Trouble) -> Trouble:
         """Tell clients, then look for a moment whether something else went wrong first."""
         assert self._api is not None
+        self._is_interrupted = self._has_served
         self._api.send(DownEvent(sign.summary))
         self._display.close()
         troubles = [sign]
@@ -235,6 +241,16 @@ class Supervisor:
         if self._has_served:
             logger.error("giving up after %d restarts", self._patience.restarts)
         return 1
+
+    def _dismiss(self) -> None:
+        """Let the api process tell those who wait that there is no next generation. A signal cuts that short."""
+        assert self._api is not None
+        self._api.send(StopEvent())
+        deadline = time.monotonic() + self._patience.grace
+        while self._api.exit_code is None:
+            happening = self._watch.next(deadline)
+            if happening is None or isinstance(happening, Signalled):
+                return
 
     def _pause(self, failures: int) -> None:
         seconds = min(self._patience.backoff * 2 ** (failures - 1), self._patience.longest_backoff)
