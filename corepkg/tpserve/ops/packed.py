@@ -15,13 +15,17 @@ from tpserve.api import Linear
 
 __all__ = ["packed_linear"]
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 _EXPECTED_ROWS = 16
 """A hint to the packing; layouts for one row are no faster at one row, and slower above."""
 
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | None:
     """Pack ``weight`` ``[out, in]``; None where that cannot be done, as for bfloat16 without AVX-512."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+        return None
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, _EXPECTED_ROWS)
