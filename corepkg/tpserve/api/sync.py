@@ -1,13 +1,15 @@
 """The ``sync`` kind: how the ranks agree on what a round holds.
 
-The leader *announces* a round; every follower *receives* the announcement, and only then takes the round's
-frames from the fan-out. **The guarantee**: announcements arrive once each and in order, or both sides get an
-error at the deadline. An announcement never waits for anything that a follower does later than receiving it.
+The leader *announces* a round and sends its frames; every follower *receives* the announcement, and only then takes
+the round's frames from the fan-out. **The guarantee**: announcements arrive once each and in order, or both sides get
+an error at the deadline. An announcement never waits for anything that a follower does later than receiving it, save
+taking the frames of earlier rounds.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -84,12 +86,31 @@ class Sync(ABC):
 
     @abstractmethod
     def announce(self, announcement: Announcement, deadline: float) -> None:
-        """Leader only: tell every follower.
+        """Leader only: tell every follower. Heartbeats come this way.
 
         Raises:
             DeadlineExceeded: a follower did not take an earlier announcement in time.
             PeerLost: a follower has gone.
         """
+
+    def send_round(self, announcement: Announcement, frames: Sequence[bytes], deadline: float) -> None:
+        """Leader only: announce a round and send its frames over the fan-out.
+
+        Announces and then sends; an implementation whose announcements travel on the fan-out sends all at once.
+
+        Args:
+            announcement: of the round; its ``count`` is the number of frames.
+            frames: the round's frames, which may be none.
+            deadline: when to give up.
+
+        Raises:
+            DeadlineExceeded: a follower did not take an earlier round in time.
+            PeerLost: a follower has gone.
+        """
+        fanout = self.context.fanout
+        assert isinstance(fanout, FanoutSender), "only the leader sends rounds"
+        self.announce(announcement, deadline)
+        fanout.send_many(frames, deadline)
 
     @abstractmethod
     def receive(self, deadline: float) -> Announcement:

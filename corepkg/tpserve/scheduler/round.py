@@ -106,8 +106,8 @@ class LeaderSource(RoundSource):
 
     Args:
         intake: what the tokenizers send to.
-        fanout: the way to the followers, connected.
-        sync: announces to the followers, connected.
+        fanout: the way to the followers; closed in the end.
+        sync: announces to the followers and sends over the fan-out, connected.
         log: this rank's decisions; its digest goes out with each announcement.
         caps: how much a round takes.
         heartbeat: seconds between signs of life while there is nothing to do.
@@ -138,8 +138,7 @@ class LeaderSource(RoundSource):
     def receive(self, block: bool) -> Round:
         """The next round; see :class:`RoundSource`."""
         frames = self._wait() if block else self._take(0.0)
-        self._announce(self._number, len(frames))
-        self._forward(frames)
+        self._send(frames)
         number, self._number = self._number, self._number + 1
         return Round(number, self._decoder.decode(number, frames))
 
@@ -154,21 +153,26 @@ class LeaderSource(RoundSource):
             frames = self._take(time.monotonic() + self._heartbeat)
             if frames:
                 return frames
-            self._announce(self._number - 1, HEARTBEAT)
+            with self._within_watchdog() as deadline:
+                self._sync.announce(self._announcement(self._number - 1, HEARTBEAT), deadline)
 
     def _take(self, deadline: float) -> list[bytes]:
         with _stops(0, self._number, "frames from the tokenizers"):
             return self._intake.recv_many(self._caps.messages, self._caps.bytes, deadline)
 
-    def _announce(self, number: int, count: int) -> None:
-        announcement = Announcement(number, self._frames, count, *self._log.latest)
-        with _stops(0, number, f"followers that read announcements within {self._watchdog:g} s"):
-            self._sync.announce(announcement, time.monotonic() + self._watchdog)
-
-    def _forward(self, frames: Sequence[bytes]) -> None:
-        with _stops(0, self._number, f"followers that read frames within {self._watchdog:g} s"):
-            self._fanout.send_many(frames, time.monotonic() + self._watchdog)
+    def _send(self, frames: Sequence[bytes]) -> None:
+        with self._within_watchdog() as deadline:
+            self._sync.send_round(self._announcement(self._number, len(frames)), frames, deadline)
         self._frames += len(frames)
+
+    def _announcement(self, number: int, count: int) -> Announcement:
+        return Announcement(number, self._frames, count, *self._log.latest)
+
+    @contextmanager
+    def _within_watchdog(self) -> Iterator[float]:
+        """The deadline for something that followers must read."""
+        with _stops(0, self._number, f"followers that read within {self._watchdog:g} s"):
+            yield time.monotonic() + self._watchdog
 
 
 class FollowerSource(RoundSource):

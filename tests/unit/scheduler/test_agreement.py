@@ -3,11 +3,22 @@
 import math
 import random
 import threading
+from pathlib import Path
 from queue import Queue
 
 import pytest
 
-from tpserve.api import Announcement, Divergence, FanoutReceiver, FanoutSender, NoOptions, PipeReceiver, Plan, Sync
+from tpserve.api import (
+    Announcement,
+    Divergence,
+    FanoutReceiver,
+    FanoutSender,
+    NoOptions,
+    PipeReceiver,
+    Plan,
+    Sync,
+    SyncContext,
+)
 from tpserve.envelope import Sealer
 from tpserve.messages import Abort, Generate, RankMessage, SamplingParams, Shutdown, StepOutput, encode
 from tpserve.policies.fcfs import FcfsPolicy
@@ -41,6 +52,7 @@ class Wire(FanoutSender, FanoutReceiver, Sync):
     """All links from the leader to one follower, in one object."""
 
     def __init__(self) -> None:
+        self.context = SyncContext(0, 2, Path(), "wire", self)
         self._frames: Queue[bytes] = Queue()
         self._announcements: Queue[Announcement] = Queue()
 
