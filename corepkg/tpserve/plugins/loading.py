@@ -7,6 +7,8 @@ import importlib
 import re
 from importlib import util
 from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,8 +67,7 @@ def _read_api(module: str) -> object:
     found = util.find_spec(module)
     if found is None:
         raise ModuleNotFoundError("no such module")
-    source = found.loader.get_source(module) if isinstance(found.loader, InspectLoader) else None
-    for node in ast.parse(source or "").body:
+    for node in ast.parse(_source(found)).body:
         match node:
             case (
                 ast.Assign(targets=[ast.Name(id="TPSERVE_API")], value=ast.Constant(value=version))
@@ -74,6 +75,13 @@ def _read_api(module: str) -> object:
             ):
                 return version
     return None
+
+
+def _source(found: ModuleSpec) -> str | bytes:
+    """A module's source; a loader that is not made for looking, as pytest's is not, has at least a file."""
+    if isinstance(found.loader, InspectLoader):
+        return found.loader.get_source(found.name) or ""
+    return Path(found.origin).read_bytes() if found.has_location and found.origin else ""
 
 
 def _check_api(entry: Entry, stated: object) -> None:
