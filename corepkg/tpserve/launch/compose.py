@@ -25,7 +25,7 @@ from tpserve.settings import kind_flag, plugin_options
 __all__ = ["Composition", "Part", "load_part", "resolve"]
 
 TRANSPORTS = ("zmq", "nng")
-SYNCS = ("gloo",)
+SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
 KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}

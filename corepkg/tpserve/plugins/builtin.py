@@ -16,33 +16,56 @@ from tpserve.api import (
     TransportSpec,
     hookimpl,
 )
+from tpserve.sync.options import ShmOptions
+from tpserve.transports.options import GlooOptions
 
 TPSERVE_API = 1
 
 
 @hookimpl
 def tpserve_transports() -> list[TransportSpec]:
-    """Queues inside one process."""
+    """Queues inside one process; gloo broadcasts between ranks."""
     return [
         TransportSpec(
             name="inproc",
             summary="queues inside one process, for offline use and tests",
             factory="tpserve.transports.inproc:InprocTransport",
             capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=False),
-        )
+        ),
+        TransportSpec(
+            name="gloo",
+            summary="the messages themselves broadcast over gloo: a fan-out, on one host",
+            factory="tpserve.transports.gloo:GlooTransport",
+            options=GlooOptions,
+            capabilities=TransportCapabilities(fanout=True, pipes=False, multi_process=True, multi_node=False),
+        ),
     ]
 
 
 @hookimpl
 def tpserve_syncs() -> list[SyncSpec]:
-    """A gloo send to each follower."""
+    """A gloo send to each follower, a frame on the fan-out, a word in shared memory."""
     return [
         SyncSpec(
             name="gloo",
             summary="a gloo send to each follower, on one host",
             factory="tpserve.sync.gloo:GlooSync",
             capabilities=SyncCapabilities(multi_node=False),
-        )
+        ),
+        SyncSpec(
+            name="inband",
+            summary="a frame on the fan-out, sent together with the round's, on one host",
+            factory="tpserve.sync.inband:InbandSync",
+            capabilities=SyncCapabilities(multi_node=False),
+        ),
+        SyncSpec(
+            name="shm",
+            summary="a word in shared memory that followers watch and sleep on, on one host",
+            factory="tpserve.sync.shm:ShmSync",
+            options=ShmOptions,
+            probe="tpserve.sync.futex:probe",
+            capabilities=SyncCapabilities(multi_node=False),
+        ),
     ]
 
 

@@ -85,7 +85,7 @@ def test_several_ranks_need_all() -> None:
     assert found.transport is not None
     assert found.sync is not None
     assert found.comm is not None
-    assert (found.transport.name, found.sync.name, found.comm.name) == ("zmq", "gloo", "gloo")
+    assert (found.transport.name, found.sync.name, found.comm.name) == ("zmq", "shm", "gloo")
     assert found.pipes == found.transport.__class__(
         "transport", "zmq", "as the transport", found.transport.provider, {}
     )
@@ -111,6 +111,23 @@ def test_pipes_may_be_another_transport_whose_general_options_are_not_meant_for_
     assert found.pipes is not None
     assert found.transport.options == {"send_buffer": 4096}
     assert (found.pipes.name, found.pipes.options) == ("nng", {"batch": 64})
+
+
+def test_a_fanout_of_gloo_gets_the_pipes_of_another() -> None:
+    found = composed(tp=2, transport="gloo", sync="inband", options={"transport": {"send_buffer": 4096}})
+    assert found.transport is not None
+    assert found.sync is not None
+    assert found.pipes is not None
+    assert (found.transport.name, found.sync.name, found.pipes.name) == ("gloo", "inband", "zmq")
+    assert (found.transport.options, found.pipes.options) == ({"send_buffer": 4096}, {})
+    assert found.pipes.reason == "auto: the first of zmq, nng; transport.gloo has no pipes"
+
+
+def test_shared_memory_that_does_not_work_here_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.plugins.availability.run_probe", lambda probe, limit: "not on this machine")
+    found = composed(tp=2)
+    assert found.sync is not None
+    assert (found.sync.name, found.sync.reason) == ("inband", "auto: sync.shm is unavailable: not on this machine")
 
 
 def test_a_transport_without_pipes_gets_those_of_another(site: Any) -> None:

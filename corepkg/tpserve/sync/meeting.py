@@ -1,0 +1,193 @@
+"""Where the ranks of one host meet: a unix socket between the leader and each follower.
+
+It serves start-up, barriers and the question whether somebody has gone; nothing of a round travels here. Whatever way a
+process ends, the kernel closes its sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+
+__all__ = ["Meeting"]
+
+LEADER = 0
+RANK = struct.Struct("<I")
+TOKEN = b"."
+ATTEMPTS = 0.01
+LONGEST_WAIT = 20 * 24 * 3600.0
+
+
+class Meeting:
+    """One rank's end. Call :meth:`lead` or :meth:`follow` first; after an error it can only be closed."""
+
+    def __init__(self, context: SyncContext) -> None:
+        self._context = context
+        self._peers: dict[int, socket.socket] = {}
+        self._ranks: dict[int, int] = {}
+        self._leaving = select.poll()
+
+    def lead(self, descriptors: Sequence[int], deadline: float) -> None:
+        """Wait until all followers have come, and hand each a copy of these descriptors.
+
+        Raises:
+            DeadlineExceeded: not all came.
+            TransportError: somebody leads already.
+        """
+        followers = self._context.size - 1
+        with _listener(self._context) as listener:
+            while len(self._peers) < followers:
+                late = f"{len(self._peers)} of {followers} followers came to the meeting"
+                self._welcome(_within(deadline, listener, late).accept()[0], deadline, late)
+        for rank, peer in self._peers.items():
+            with _noticing(rank):
+                socket.send_fds(peer, [TOKEN], descriptors)
+
+    def follow(self, descriptors: int, deadline: float) -> list[int]:
+        """Come to the meeting and wait until all have.
+
+        Args:
+            descriptors: how many the leader hands out.
+            deadline: when to give up.
+
+        Returns:
+            The descriptors; the caller closes them.
+
+        Raises:
+            DeadlineExceeded: there is no leader, or not all came.
+            PeerLost: the leader has given up.
+        """
+        leader = _connect(self._context, deadline)
+        self._add(LEADER, leader)
+        with _noticing(LEADER):
+            leader.sendall(RANK.pack(self._context.rank))
+            within = _within(deadline, leader, "not all followers came to the meeting")
+            token, handed_out, _, _ = socket.recv_fds(within, len(TOKEN), descriptors)
+        if token != TOKEN:
+            raise PeerLost("the leader has given up")
+        return handed_out
+
+    def barrier(self, deadline: float) -> None:
+        """Wait until every rank has called this.
+
+        Raises:
+            DeadlineExceeded: not all came.
+            PeerLost: a rank has gone.
+        """
+        if self._context.rank == LEADER:
+            self._await_tokens(deadline)
+            self._send_tokens()
+        else:
+            self._send_tokens()
+            self._await_tokens(deadline)
+
+    def lost(self) -> int | None:
+        """A rank that has gone, if any; the leader sees followers, and a follower the leader. Takes a system call."""
+        for descriptor, _ in self._leaving.poll(0):
+            return self._ranks[descriptor]
+        return None
+
+    def close(self) -> None:
+        """Leave, which the others notice. May be called twice."""
+        while self._peers:
+            _, peer = self._peers.popitem()
+            self._leaving.unregister(peer)
+            peer.close()
+
+    def _welcome(self, peer: socket.socket, deadline: float, late: str) -> None:
+        try:
+            (rank,) = RANK.unpack(_receive(peer, RANK.size, deadline, late))
+            if not LEADER < rank < self._context.size or rank in self._peers:
+                raise FrameError(f"expected one of {self._context.size - 1} followers, each once, found rank {rank}")
+        except BaseException:
+            peer.close()
+            raise
+        self._add(rank, peer)
+
+    def _add(self, rank: int, peer: socket.socket) -> None:
+        self._peers[rank] = peer
+        self._ranks[peer.fileno()] = rank
+        self._leaving.register(peer, select.POLLRDHUP)
+
+    def _send_tokens(self) -> None:
+        for rank, peer in self._peers.items():
+            with _noticing(rank):
+                peer.sendall(TOKEN)
+
+    def _await_tokens(self, deadline: float) -> None:
+        for rank, peer in self._peers.items():
+            with _noticing(rank):
+                _receive(peer, len(TOKEN), deadline, f"rank {rank} did not come to the barrier")
+
+
+@contextmanager
+def _listener(context: SyncContext) -> Iterator[socket.socket]:
+    """A listening socket whose file is gone in the end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _address(context) as address:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise TransportError(f"cannot meet at {context.run_dir / context.name}: {error.strerror}") from error
+        try:
+            listener.listen(context.size)
+            yield listener
+        finally:
+            (context.run_dir / context.name).unlink(missing_ok=True)
+
+
+def _connect(context: SyncContext, deadline: float) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _address(context) as address:
+            while peer.connect_ex(address):
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"no leader came to {context.run_dir / context.name}")
+                time.sleep(ATTEMPTS)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+@contextmanager
+def _address(context: SyncContext) -> Iterator[str]:
+    """The socket's path by way of a descriptor, because a socket's path has at most 107 bytes."""
+    directory = os.open(context.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{context.name}"
+    finally:
+        os.close(directory)
+
+
+def _receive(peer: socket.socket, size: int, deadline: float, late: str) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = _within(deadline, peer, late).recv(size - len(data))
+        if not part:
+            raise PeerLost(f"{late}, and one has gone")
+        data += part
+    return data
+
+
+def _within(deadline: float, end: socket.socket, late: str) -> socket.socket:
+    """Wait until there is something to read."""
+    readable = select.poll()
+    readable.register(end, select.POLLIN)
+    if not readable.poll(1000 * min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)):
+        raise DeadlineExceeded(late)
+    return end
+
+
+@contextmanager
+def _noticing(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError as error:
+        raise PeerLost(f"rank {rank} has gone") from error

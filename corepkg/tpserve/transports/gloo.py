@@ -1,0 +1,277 @@
+"""The payload itself broadcast over gloo: how much it is, and then the bytes.
+
+The classic way to give all ranks of a group the same messages, and measured for that: a collective operation runs on a
+worker thread and every round takes two. A packet is a header of two integers, frames and bytes, and a body: the
+frames' lengths and the frames, joined.
+
+Operations wait as long as it takes, so a deadline that passes breaks nothing: the operation stays under way, and a
+later call takes it up. What ends them is :func:`_leave`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tpserve.api import (
+    Closed,
+    DeadlineExceeded,
+    FanoutReceiver,
+    FanoutSender,
+    Options,
+    PeerLost,
+    Transport,
+    TransportError,
+)
+from tpserve.api.flow import batches
+from tpserve.distributed.gloo import make_group
+from tpserve.transports.options import GlooOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Work
+
+__all__ = ["GlooTransport"]
+
+LEADER = 0
+OVERHEAD = 1024
+LENGTH = 8
+NEVER = 30 * 24 * 3600.0
+UNUSED_TAG = 1
+
+End = TypeVar("End", FanoutSender, FanoutReceiver)
+
+
+class GlooTransport(Transport):
+    """Makes the ends of fan-outs whose ranks are all on one host."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        assert isinstance(options, GlooOptions)
+        self._options = options
+        self._ends: list[FanoutSender | FanoutReceiver] = []
+
+    def fanout_sender(self, address: str, followers: int) -> FanoutSender:
+        """Make the leader's end."""
+        return self._keep(_Sender(self._options, _path(address), followers))
+
+    def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
+        """Make a follower's end."""
+        return self._keep(_Receiver(_path(address), follower, followers))
+
+    def close(self) -> None:
+        """Close every end made here."""
+        for end in self._ends:
+            end.close()
+        self._ends.clear()
+
+    def _keep(self, end: End) -> End:
+        self._ends.append(end)
+        return end
+
+
+class _Broadcast:
+    """One broadcast from the leader, under way since it was made.
+
+    Args:
+        group: the group.
+        tensor: what is sent, or where it is put; gloo uses it until the end.
+    """
+
+    def __init__(self, group: Any, tensor: torch.Tensor) -> None:
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = LEADER, 0
+        self.tensor = tensor
+        self._work: Work = group.broadcast([tensor], options)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._work.is_completed()
+
+    def finish(self, deadline: float, late: str) -> torch.Tensor:
+        """Wait for its end, as often as you like.
+
+        Raises:
+            DeadlineExceeded: it is still under way.
+            PeerLost: it has failed.
+        """
+        try:
+            self._work.wait(_remaining(deadline))
+        except RuntimeError as error:
+            if not self._work.is_completed():
+                raise DeadlineExceeded(late) from error
+            if not self._work.is_success():
+                raise PeerLost(f"a rank has gone: {error}") from error
+        return self.tensor
+
+
+class _Packet(NamedTuple):
+    """What the leader has under way."""
+
+    header: _Broadcast
+    body: _Broadcast
+    size: int
+
+
+class _Sender(FanoutSender):
+    def __init__(self, options: GlooOptions, path: Path, followers: int) -> None:
+        self._options = options
+        self._path = path
+        self._followers = followers
+        # Any: torch has no types for a group's methods.
+        self._group: Any = None
+        self._under_way: deque[_Packet] = deque()
+        self._ahead = 0
+        self._closed = False
+
+    def connect(self, deadline: float) -> None:
+        self._check_open()
+        try:
+            self._group = _join(self._path, LEADER, self._followers + 1, deadline)
+        except DeadlineExceeded as error:
+            there = sum(_mark(self._path, follower).exists() for follower in range(self._followers))
+            raise DeadlineExceeded(f"{there} of {self._followers} followers came to {self._path}") from error
+
+    def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
+        self._check_open()
+        for batch in batches(frames, self._options.batch):
+            body = struct.pack(f"<{len(batch)}Q", *map(len, batch)) + b"".join(batch)
+            self._await_room(len(body) + OVERHEAD, deadline)
+            self._post(len(batch), body)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + self._options.linger
+        with suppress(TransportError):
+            while self._under_way:
+                self._finish_oldest(deadline)
+        self._under_way.clear()
+        group, self._group = self._group, None
+        _leave(group)
+
+    def _await_room(self, size: int, deadline: float) -> None:
+        while self._under_way and (self._under_way[0].body.is_done or self._ahead + size > self._options.send_buffer):
+            self._finish_oldest(deadline)
+
+    def _finish_oldest(self, deadline: float) -> None:
+        packet = self._under_way[0]
+        late = f"a follower of {self._path} is {self._options.send_buffer} bytes behind"
+        packet.header.finish(deadline, late)
+        packet.body.finish(deadline, late)
+        self._ahead -= packet.size
+        self._under_way.popleft()
+
+    def _post(self, count: int, body: bytes) -> None:
+        import torch
+
+        header = _Broadcast(self._group, torch.tensor((count, len(body)), dtype=torch.int64))
+        content = _Broadcast(self._group, torch.frombuffer(bytearray(body), dtype=torch.uint8))
+        size = len(body) + OVERHEAD
+        self._under_way.append(_Packet(header, content, size))
+        self._ahead += size
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the fan-out was closed")
+
+
+class _Receiver(FanoutReceiver):
+    def __init__(self, path: Path, follower: int, followers: int) -> None:
+        self._path = path
+        self._follower = follower
+        self._followers = followers
+        self._group: Any = None
+        self._frames: deque[bytes] = deque()
+        self._header: _Broadcast | None = None
+        self._body: _Broadcast | None = None
+        self._closed = False
+
+    def connect(self, deadline: float) -> None:
+        self._check_open()
+        _mark(self._path, self._follower).touch()
+        self._group = _join(self._path, 1 + self._follower, self._followers + 1, deadline)
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        self._check_open()
+        while len(self._frames) < count:
+            try:
+                self._take(deadline, f"{len(self._frames)} of {count} frames came by {self._path}")
+            except PeerLost:
+                self._check_open()
+                raise
+        return [self._frames.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        _mark(self._path, self._follower).unlink(missing_ok=True)
+        group, self._group = self._group, None
+        _leave(group)
+        self._header = self._body = None
+
+    def _take(self, deadline: float, late: str) -> None:
+        """Take one packet, or go on with it."""
+        import torch
+
+        if self._header is None:
+            self._header = _Broadcast(self._group, torch.empty(2, dtype=torch.int64))
+        count, size = self._header.finish(deadline, late).tolist()
+        if self._body is None:
+            self._body = _Broadcast(self._group, torch.empty(size, dtype=torch.uint8))
+        body = self._body.finish(deadline, late).numpy().data
+        self._header = self._body = None
+        start = LENGTH * count
+        for length in struct.unpack_from(f"<{count}Q", body):
+            self._frames.append(bytes(body[start : start + length]))
+            start += length
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the fan-out was closed")
+
+
+def _path(address: str) -> Path:
+    if not address.startswith("ipc://"):
+        raise TransportError(f"cannot use {address}: gloo's fan-out takes ipc addresses only")
+    path = Path(address.removeprefix("ipc://"))
+    if not path.parent.is_dir():
+        raise TransportError(f"cannot use {address}: there is no directory {path.parent}")
+    return path
+
+
+def _mark(path: Path, follower: int) -> Path:
+    """A file that says that a follower has come."""
+    return path.with_name(f"{path.name}.{follower}")
+
+
+def _join(path: Path, rank: int, size: int, deadline: float) -> Any:
+    return make_group(path, rank, size, NEVER, max(0.001, deadline - time.monotonic()))
+
+
+def _remaining(deadline: float) -> timedelta:
+    """Gloo counts whole milliseconds, and takes 0 for "as long as usual"."""
+    return timedelta(milliseconds=max(1, math.ceil(1000 * min(NEVER, deadline - time.monotonic()))))
+
+
+def _leave(group: Any) -> None:
+    """End what is under way and close all connections: gloo does both when somebody has waited in vain."""
+    import torch
+
+    if group is None:
+        return
+    other = (group.rank() + 1) % group.size()
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1)], other, UNUSED_TAG).wait(timedelta(milliseconds=1))

@@ -1,0 +1,126 @@
+import os
+import socket
+import time
+
+import pytest
+
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.sync.meeting import RANK, Meeting
+from tpserve.testing.lab import Task, soon
+
+
+@pytest.fixture
+def meeting(tmp_path):
+    """Makes a rank's end; all are closed in the end."""
+    ends = []
+
+    def make(rank: int, size: int = 3) -> Meeting:
+        ends.append(Meeting(SyncContext(rank, size, tmp_path, "sync", None)))
+        return ends[-1]
+
+    yield make
+    for end in ends:
+        end.close()
+        end.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def met(meeting, size: int = 3) -> list[Meeting]:
+    ends = [meeting(rank, size) for rank in range(size)]
+    leading = Task(ends[0].lead, [], soon())
+    for task in [Task(end.follow, 0, soon()) for end in ends[1:]]:
+        assert task.result() == []
+    leading.result()
+    return ends
+
+
+def test_descriptors_are_handed_round(meeting):
+    leader, follower = meeting(0, 2), meeting(1, 2)
+    read, write = os.pipe()
+    leading = Task(leader.lead, [write], soon())
+    (mine,) = follower.follow(1, soon())
+    leading.result()
+    os.write(mine, b"hello")
+    assert os.read(read, 5) == b"hello"
+    for descriptor in (read, write, mine):
+        os.close(descriptor)
+
+
+def test_a_directory_with_a_long_path_will_do(meeting, tmp_path):
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    ends = [Meeting(SyncContext(rank, 2, deep, "sync", None)) for rank in range(2)]
+    leading = Task(ends[0].lead, [], soon())
+    ends[1].follow(0, soon())
+    leading.result()
+    for end in ends:
+        end.close()
+    deep.rmdir()
+
+
+def test_who_has_gone_is_known(meeting):
+    leader, first, second = met(meeting)
+    assert [end.lost() for end in (leader, first, second)] == [None, None, None]
+    second.close()
+    assert leader.lost() == 2
+    assert first.lost() is None
+    leader.close()
+    assert first.lost() == 0
+
+
+def test_a_rank_that_waits_at_a_barrier_has_not_gone(meeting):
+    leader, first, _ = met(meeting)
+    waiting = Task(first.barrier, soon())
+    with pytest.raises(DeadlineExceeded, match="rank 2"):
+        leader.barrier(time.monotonic() + 0.3)
+    assert leader.lost() is None
+    leader.close()
+    with pytest.raises(PeerLost):
+        waiting.result()
+
+
+def test_a_barrier_tells_who_has_gone(meeting):
+    leader, first, second = met(meeting)
+    waiting = Task(first.barrier, soon())
+    second.close()
+    with pytest.raises(PeerLost, match="rank 2"):
+        leader.barrier(soon())
+    leader.close()
+    with pytest.raises(PeerLost):
+        waiting.result()
+
+
+def test_a_leader_that_gives_up_is_an_error_at_those_who_came(meeting):
+    leader, first = meeting(0), meeting(1)
+    coming = Task(first.follow, 0, soon())
+    with pytest.raises(DeadlineExceeded, match="1 of 2"):
+        leader.lead([], time.monotonic() + 0.5)
+    leader.close()
+    with pytest.raises(PeerLost, match="given up"):
+        coming.result()
+
+
+def test_nobody_leads_twice(meeting, tmp_path):
+    leading = Task(meeting(0, 2).lead, [], soon())
+    while not (tmp_path / "sync").exists():
+        time.sleep(0.001)
+    with pytest.raises(TransportError, match="cannot meet"):
+        meeting(0, 2).lead([], soon())
+    meeting(1, 2).follow(0, soon())
+    leading.result()
+
+
+@pytest.mark.parametrize("ranks", [[0], [3], [1, 1]])
+def test_a_stranger_is_refused(meeting, tmp_path, ranks):
+    leading = Task(meeting(0).lead, [], soon())
+    guests = []
+    for rank in ranks:
+        guest = socket.socket(socket.AF_UNIX)
+        while guest.connect_ex(str(tmp_path / "sync")):
+            assert not leading.is_done
+        guest.sendall(RANK.pack(rank))
+        guests.append(guest)
+    with pytest.raises(FrameError, match=f"found rank {ranks[-1]}"):
+        leading.result()
+    for guest in guests:
+        guest.close()
