@@ -190,6 +190,7 @@ def feed(transport: Transport, address: str, count: int) -> None:
     """Send ``count`` numbered frames into a pipe, close in good order and leave."""
     end = transport.pipe_sender(address)
     end.connect(_soon())
+    _report(ready=True)
     for number in range(count):
         end.send(numbered(number), _soon())
     _report(sent=count)
