@@ -79,22 +79,20 @@ class AttentionCase:
 
 
 def attention_oracle(case: AttentionCase) -> torch.Tensor:
-    """The definition, in float64 on the CPU, one query token at a time: ``[tokens, q_heads, head_dim]``."""
+    """The definition, in float64 on the CPU, sequence by sequence: ``[tokens, q_heads, head_dim]``."""
     shape, batch = case.shape, case.batch
     group = shape.q_heads // shape.kv_heads
     query, k_cache, v_cache = (each.double().cpu() for each in (case.query, case.k_cache, case.v_cache))
     table = batch.page_table.cpu().long()
     rows = []
-    queries = iter(query)
-    for slot, length, end in zip(batch.slots, batch.query_lens, batch.kv_lens, strict=True):
+    for slot, new, end in zip(batch.slots, query.split(batch.query_lens), batch.kv_lens, strict=True):
         pages = table[slot, : -(-end // shape.page_size)]
-        keys, values = (c[pages].flatten(0, 1).repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
-        for position in range(end - length, end):
-            first = max(0, position + 1 - shape.sliding_window) if shape.sliding_window else 0
-            seen = slice(first, position + 1)
-            scores = torch.einsum("hd,thd->ht", next(queries), keys[seen]) * shape.scale
-            rows.append(torch.einsum("ht,thd->hd", scores.softmax(dim=1), values[seen]))
-    return torch.stack(rows)
+        keys, values = (c[pages].flatten(0, 1)[:end].repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
+        distance = torch.arange(end - len(new), end).unsqueeze(1) - torch.arange(end)
+        seen = (distance >= 0) & (distance < (shape.sliding_window or end))
+        scores = torch.einsum("qhd,thd->hqt", new, keys) * shape.scale
+        rows.append(torch.einsum("hqt,thd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(dim=2), values))
+    return torch.cat(rows)
 
 
 class AttentionContract(ABC):
