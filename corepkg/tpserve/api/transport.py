@@ -6,14 +6,21 @@ frames from many senders to one receiver (tokenizers to the leader, the leader t
 **The guarantee**, for both: what a send accepted arrives at every receiver once, whole and in order, or
 both sides get a :class:`~tpserve.api.errors.TransportError`; nothing is ever dropped in silence. A link is
 ready before its first send: :meth:`FanoutSender.connect` returns only when every follower will receive what
-is sent next. Memory is bounded: a sender that runs ahead of its receiver blocks, until its deadline.
+is sent next. Memory is bounded: a sender that runs ahead of its receiver blocks, until its deadline. A peer that
+dies is noticed within 5 seconds by a call that waits for it, and by the next send. Waiting costs no CPU time.
+
+Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
+to take it, for a bounded time. After PeerLost or FrameError an end can only be closed.
 
 A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A *frame* is bytes
 of any length, zero included; transports never look inside.
 
 An *address* is ``ipc:///path`` or ``tcp://host:port``. With ``ipc`` the path lies in a private directory
-that the launcher makes and removes; an implementation may put further files beside it, with the path as prefix.
-Objects belong to the thread that uses them first; only :meth:`close` may be called from another.
+that the launcher makes and removes; an implementation may put further files beside it, with the path as prefix,
+and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower.
+An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile.
+
+:mod:`tpserve.api.flow` has help for implementations, :mod:`tpserve.testing.transport` tests them.
 """
 
 from __future__ import annotations
@@ -63,10 +70,12 @@ class FanoutSender(Link):
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower, in order. An empty sequence sends nothing.
 
-        Returns when the frames are accepted, which may be before they are read.
+        Returns when the frames are accepted, which may be before they are read. Frames of one call travel together:
+        thirty small ones should cost little more than one.
 
         Raises:
-            DeadlineExceeded: a follower did not make room in time.
+            DeadlineExceeded: a follower did not make room in time. Some of the frames may have been sent, to some
+                followers: the fan-out can only be closed.
             PeerLost: a follower has gone.
             Closed: after :meth:`close`.
         """
@@ -85,11 +94,11 @@ class FanoutReceiver(Link):
 
     @abstractmethod
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
-        """Take exactly ``count`` frames, in the order sent.
+        """Take exactly ``count`` frames, in the order sent, however they were batched; ``count`` 0 takes none.
 
         Raises:
             DeadlineExceeded: fewer came in time; none of them is lost to a later call.
-            PeerLost: the leader has gone.
+            PeerLost: the leader has gone, and fewer frames than that are left.
             FrameError: the link noticed a gap.
             Closed: after :meth:`close`.
         """
@@ -100,7 +109,7 @@ class PipeSender(Link):
 
     @abstractmethod
     def connect(self, deadline: float) -> None:
-        """Wait until the receiver will get what is sent next.
+        """Wait until the receiver will get what is sent next, whether or not it is reading yet.
 
         Raises:
             DeadlineExceeded: the receiver did not come.
