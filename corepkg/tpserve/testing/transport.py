@@ -259,6 +259,19 @@ class TransportContract:
         with pytest.raises(PeerLost):
             reading.result()
 
+    def test_a_killed_process_leaves_its_address_free(self, lab: Lab, processes: None) -> None:
+        """Though not what it had there in the file system."""
+        address = lab.address()
+        child = lab.child("lead", address=address, followers=1, count=0)
+        lab.transport().fanout_receiver(address, 0, 1).connect(soon())
+        child.ready()
+        child.send(signal.SIGKILL)
+        child.wait()
+        lab.close_transports()
+        leader, follower = fan_out(lab, 1, address)
+        leader.send_many([b"new"], soon())
+        assert follower.recv_many(1, soon()) == [b"new"]
+
     def test_a_waiting_follower_rests(self, lab: Lab) -> None:
         """A second of waiting takes less than a tenth of one in CPU time: nothing polls."""
         _leader, follower = fan_out(lab, 1)
@@ -462,16 +475,16 @@ class TransportContract:
         assert found.stdout.strip() == "[]"
 
 
-def ends_of(lab: Lab, followers: int) -> list[Any]:
+def ends_of(lab: Lab, followers: int, address: str = "") -> list[Any]:
     """A leader's end and its followers', not connected."""
-    address = lab.address()
+    address = address or lab.address()
     leader = lab.transport().fanout_sender(address, followers)
     return [leader, *(lab.transport().fanout_receiver(address, index, followers) for index in range(followers))]
 
 
-def fan_out(lab: Lab, followers: int) -> list[Any]:
+def fan_out(lab: Lab, followers: int, address: str = "") -> list[Any]:
     """A leader's end and its followers', connected."""
-    leader, *ends = ends_of(lab, followers)
+    leader, *ends = ends_of(lab, followers, address)
     joining = [Task(end.connect, soon()) for end in ends]
     leader.connect(soon())
     for task in joining:
