@@ -25,5 +25,6 @@ def test_without_onednn_the_plain_product_serves(monkeypatch: pytest.MonkeyPatch
 
 
 def test_dtypes_that_models_are_not_computed_in_are_left_as_they_are() -> None:
-    assert packed_linear(WEIGHT.double(), None) is None
-    torch.testing.assert_close(TorchOps(NoOptions()).linear(WEIGHT.double())(X.double()), (X @ WEIGHT.T).double())
+    weight, x = WEIGHT.double(), X.double()
+    assert packed_linear(weight, None) is None
+    torch.testing.assert_close(TorchOps(NoOptions()).linear(weight)(x), x @ weight.T)
