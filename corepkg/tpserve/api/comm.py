@@ -45,9 +45,15 @@ class CommContext(msgspec.Struct, frozen=True):
 class Comm(ABC):
     """Collective operations over one group.
 
+    Every operation raises DeadlineExceeded when a peer is silent for ``context.timeout`` seconds, PeerLost when one has
+    gone, and Closed after :meth:`close`.
+
     Args:
         options: an instance of the spec's ``options`` struct.
         context: the group and this rank's place in it. Construction returns when all ranks have joined.
+
+    Raises:
+        DeadlineExceeded: not all ranks came.
     """
 
     def __init__(self, options: Options, context: CommContext) -> None:

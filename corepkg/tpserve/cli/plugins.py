@@ -61,6 +61,30 @@ def show_plugin(
         typer.echo("\n".join(_description_lines(found, status)))
 
 
+@app.command("check")
+def check_plugin(
+    plugin: Annotated[str, typer.Argument(metavar="KIND.NAME", help="The plugin, as in transport.zmq.")],
+    fast: Annotated[bool, typer.Option("--fast", help="Leave out the tests that take long.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda, for the kinds that compute.")] = "auto",
+) -> None:
+    """Test whether a plugin keeps its kind's contract.
+
+    Runs the contract tests of tpserve.testing on the plugin as it is installed, with its default options, and tests of
+    its package. Needs pytest. The exit code is 0 if all pass, 1 if not, and 2 if it cannot be tested here.
+    """
+    from tpserve.plugins.check import check_contract, choose_device
+
+    registry = Registry.discover()
+    entry = _find(registry, plugin)
+    found = registry.load(entry.kind, entry.name)
+    if not check_contract(found, device=choose_device(found, device), fast=fast):
+        typer.echo(f"{entry.key} breaks the contract of the {entry.kind} kind", err=True)
+        raise typer.Exit(1)
+    typer.echo(
+        f"{entry.key} keeps the contract of the {entry.kind} kind" + (", as far as --fast tests" if fast else "")
+    )
+
+
 def plugin_rows(registry: Registry, entries: list[Entry]) -> list[dict[str, Any]]:
     """What ``plugins list`` says of each entry point; probes of all run side by side."""
     return [

@@ -21,9 +21,6 @@ class GlooComm(Comm):
 
     Gloo sums each stretch of a tensor on one rank, around the ring in rank order, and passes the result on: so all
     ranks end with the same bits.
-
-    Every operation raises DeadlineExceeded when a peer is silent for ``context.timeout`` seconds, PeerLost when one has
-    gone, and Closed after :meth:`close`.
     """
 
     def __init__(self, options: Options, context: CommContext) -> None:

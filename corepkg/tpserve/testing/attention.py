@@ -85,7 +85,7 @@ def attention_oracle(case: AttentionCase) -> torch.Tensor:
     query, k_cache, v_cache = (each.double().cpu() for each in (case.query, case.k_cache, case.v_cache))
     table = batch.page_table.cpu().long()
     rows = []
-    for slot, new, end in zip(batch.slots, query.split(batch.query_lens), batch.kv_lens, strict=True):
+    for slot, new, end in zip(batch.slots, torch.split(query, batch.query_lens), batch.kv_lens, strict=True):
         pages = table[slot, : -(-end // shape.page_size)]
         keys, values = (c[pages].flatten(0, 1)[:end].repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
         distance = torch.arange(end - len(new), end).unsqueeze(1) - torch.arange(end)

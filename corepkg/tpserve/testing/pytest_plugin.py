@@ -42,10 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def tpserve_guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tpserve_guard(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Fail the test if it hangs, or leaves something behind; processes that are left are killed."""
     from tpserve.testing.leftovers import Belongings
 
+    tmp_path_factory.getbasetemp()  # pytest makes it where temporary files are when it is first asked for
     with tempfile.TemporaryDirectory(prefix="tg-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)

@@ -15,6 +15,7 @@ TIDY = {
     "a_socket_that_nobody_holds": "socket.socket()",
     "a_thread_that_ends_soon": "threading.Thread(target=time.sleep, args=(0.2,)).start()",
     "shared_memory": "s = shared_memory.SharedMemory(create=True, size=1); s.close(); s.unlink()",
+    "a_file_in_tmp_path": "request.getfixturevalue('tmp_path').joinpath('file').touch()",
     "light": "assert not {'torch', 'numpy', 'zmq'} & set(sys.modules)",
 }
 UNTIDY = {
@@ -40,7 +41,7 @@ leftovers.GRACE = 0.5
 """
 CASE = """
 @pytest.mark.slow
-def test_{name}(tpserve_guard):
+def test_{name}(tpserve_guard, request):
     {body}
 """
 
