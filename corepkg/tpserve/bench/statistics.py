@@ -48,8 +48,8 @@ class Ratio(msgspec.Struct, frozen=True):
         return "less" if self.high < 1 else "more"
 
     def __str__(self) -> str:
-        text = f"{self.value:.3g}× ({self.low:.3g} … {self.high:.3g})"
-        return f"{text}, no difference" if self.verdict == "no difference" else text
+        told = "no difference" if self.verdict == "no difference" else f"{self.value:.3g}×"
+        return f"{told} ({self.low:.3g} … {self.high:.3g})"
 
 
 def quantile(samples: Samples, share: float) -> float | None:

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Talk to a running server in the terminal.",
     "generate": "Complete the prompts of a file, without a server.",
     "model": "Get the embedded model, or say where a model lies.",
+    "bench": "Measure one choice against another on this machine.",
     "plugins": "List and describe the parts that can be chosen.",
     "env": "Describe this machine and installation, for a bug report.",
 }

@@ -14,7 +14,7 @@ from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.cases import Case, Load
 from tpserve.launch.layout import Layout
 
-__all__ = ["CaseRecord", "IdleRecord", "Job", "RankRecord", "latencies", "pack"]
+__all__ = ["CaseRecord", "IdleRecord", "Job", "RankRecord", "counts", "latencies", "pack", "span"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +106,21 @@ def latencies(ranks: Sequence[CaseRecord], is_timed: bool) -> npt.NDArray[np.flo
     ends = np.stack([_unpack(record.ends) for record in ranks]).max(axis=0)
     leader = ranks[0]
     if is_timed:
-        ends = np.repeat(ends, _unpack(leader.counts))
+        ends = np.repeat(ends, counts(leader))
     begins = _unpack(leader.arrivals if is_timed else leader.starts)
     return np.asarray((ends - begins) / 1e3, dtype=np.float64)
+
+
+def counts(record: CaseRecord) -> npt.NDArray[np.int64]:
+    """How many messages each round had."""
+    return _unpack(record.counts)
+
+
+def span(ranks: Sequence[CaseRecord]) -> float:
+    """Seconds from the first message there to the last round over, on all ranks."""
+    first = min(_unpack(ranks[0].arrivals)[:1].min(initial=2**62), _unpack(ranks[0].starts)[0])
+    last = max(_unpack(record.ends)[-1] for record in ranks)
+    return float(last - first) / 1e9
 
 
 def _unpack(values: bytes) -> npt.NDArray[np.int64]:

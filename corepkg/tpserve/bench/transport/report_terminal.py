@@ -1,0 +1,115 @@
+"""A comparison's outcome as tables in a terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from tpserve.bench.transport.cases import Load
+from tpserve.bench.transport.results import Outcome, Report, Verdict
+
+__all__ = ["conditions", "print_report", "say_load"]
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print everything of a report that fits in a terminal."""
+    console.print(Text(conditions(report), style="dim"))
+    for case in range(len(report.cases)):
+        console.print(_case(report, case))
+    if report.idle:
+        console.print(_idle(report))
+    for failure in report.failures:
+        console.print(Text(f"block {failure.block} of {failure.arm} broke off: {failure.error}", style="red"))
+    if not report.is_sound:
+        console.print(Text("messages were lost, or runs broke off: no figure above can be trusted", style="bold red"))
+
+
+def conditions(report: Report) -> str:
+    """Under which conditions it was measured, in one line."""
+    plan, about = report.plan, report.about
+    return (
+        f"{plan.ranks} ranks, {plan.blocks} blocks, {say_load(plan.load)}, seed {plan.seed}; {about.cpu}, "
+        f"{about.cores} cores, load {about.load[0]:.1f}"
+    )
+
+
+def say_load(load: Load) -> str:
+    """A load in words."""
+    match load.pace:
+        case "paced":
+            return "paced rounds" + (f" {load.gap:g} µs apart" if load.gap else "")
+        case "free":
+            return "free-running rounds"
+        case "poisson":
+            return f"{load.rate:g} messages/s at random"
+        case "burst":
+            return f"{load.rate:g} messages/s in bursts"
+        case "trace":
+            return f"messages as in {load.trace}"
+
+
+def _case(report: Report, index: int) -> Group:
+    case = report.cases[index]
+    figures = _table(f"{case}, {case.rounds} rounds a block")
+    for heading in ("p50 µs", "p90", "p99", "p99.9", "msg/s", "MB/s", "CPU s/1k", "MiB", "lost"):
+        figures.add_column(heading, justify="right", no_wrap=True)
+    for arm in report.arms:
+        outcome = report.outcome(index, arm.name)
+        if outcome is not None:
+            figures.add_row(arm.name, *_figures(outcome))
+    verdicts = [found for arm in report.arms if (found := report.verdicts_on(index, arm.name))]
+    return Group("", figures, *([_verdicts(verdicts)] if verdicts else []))
+
+
+def _figures(outcome: Outcome) -> list[str]:
+    latency = outcome.latency_us
+    return [
+        *(_number(value) for value in (latency.p50, latency.p90, latency.p99, latency.p999)),
+        _number(outcome.messages_per_second or None),
+        _number(outcome.megabytes_per_second or None),
+        f"{outcome.cpu_seconds_per_1000_rounds:.3f}",
+        f"{outcome.peak_memory_mib:.0f}",
+        str(outcome.lost) if outcome.agreed else f"{outcome.lost}, differ",
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if value >= 100_000:
+        return f"{value / 1e6:,.3g}M" if value >= 1e6 else f"{value / 1e3:.0f}k"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _verdicts(verdicts: list[list[Verdict]]) -> Table:
+    table = _table("")
+    table.columns[0].header = f"over {verdicts[0][0].baseline}"
+    for verdict in verdicts[0]:
+        table.add_column(verdict.measure, no_wrap=True)
+    for found in verdicts:
+        table.add_row(found[0].arm, *(Text(str(verdict.ratio), style=_style(verdict)) for verdict in found))
+    return table
+
+
+def _style(verdict: Verdict) -> str:
+    if verdict.verdict == "no difference":
+        return "dim"
+    return "green" if verdict.is_good else "red"
+
+
+def _idle(report: Report) -> Group:
+    table = _table("idle, CPU in percent of a core")
+    for rank in range(report.plan.ranks):
+        table.add_column(f"rank {rank}", justify="right")
+    for idle in report.idle:
+        table.add_row(idle.arm, *(f"{share:.2f}" for share in idle.cpu_percent))
+    return Group("", table)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=Text(title, style="bold") if title else None, title_justify="left", box=SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("arm", no_wrap=True)
+    return table
