@@ -138,9 +138,14 @@ class CommContract:
 
     def test_a_peer_that_has_gone_is_an_error(self, ranks: Ranks) -> None:
         """PeerLost, not a hang."""
+        joined = Event()
 
         def work(comm: Comm) -> None:
-            while comm.context.rank == 0:
+            if comm.context.rank == 1:
+                assert joined.wait(PATIENCE)
+                return
+            joined.set()
+            while True:
                 comm.all_reduce(torch.ones(8).to(self.device))
 
         with pytest.raises(PeerLost):

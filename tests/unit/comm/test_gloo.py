@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -19,16 +20,21 @@ class TestGloo(CommContract):
 
 
 def test_an_error_names_the_rank_and_the_operation(tmp_path: Path) -> None:
+    joined = Event()
+
     def rank(number: int) -> str:
         comm = GlooComm(NoOptions(), CommContext(number, 2, tmp_path, "comm", "cpu", timeout=30.0))
         try:
-            while number == 0:
+            if number == 1:
+                assert joined.wait(60)
+                return ""
+            joined.set()
+            while True:
                 comm.all_reduce(torch.ones(8))
         except PeerLost as error:
             return str(error)
         finally:
             comm.close()
-        return ""
 
     with ThreadPoolExecutor(2) as pool:
         assert next(pool.map(rank, range(2))).startswith("rank 0 of 2, all_reduce: ")
