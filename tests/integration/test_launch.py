@@ -71,7 +71,7 @@ def test_it_serves_and_a_signal_stops_it(launch: Launch, flags: list[str]) -> No
     assert server.health() == 200
     assert server.chat().json()["usage"]["completion_tokens"] == 8
     server.process.send_signal(signal.SIGINT if ranks == 1 else signal.SIGTERM)
-    assert server.end() == 0
+    assert server.end() == 0, server.text
     assert "ERROR" not in server.text
     assert server.left() == []
 
@@ -82,7 +82,7 @@ def test_several_workers_of_each_kind(launch: Launch) -> None:
     assert {"tokenizer1", "detokenizer2"} <= set(server.children())
     assert [server.chat().status_code for _ in range(3)] == [200] * 3
     server.process.send_signal(signal.SIGTERM)
-    assert server.end() == 0
+    assert server.end() == 0, server.text
     assert "ERROR" not in server.text
 
 
@@ -93,7 +93,7 @@ def test_requests_that_outlast_the_drain_end_and_the_stop_is_still_in_order(laun
         answers = [pool.submit(server.chat, max_tokens=1900) for _ in range(4)]
         wait_for(lambda: server.children()["rank0"].cpu_percent(0.2) > 20)
         server.process.send_signal(signal.SIGTERM)
-        assert server.end() == 0
+        assert server.end() == 0, server.text
     assert [answer.result().status_code for answer in answers] == [503] * 4
     assert "ERROR" not in server.text
 
@@ -129,7 +129,7 @@ def test_a_rank_that_dies_is_answered_with_503_until_the_next_generation_serves(
     assert "rank1 ended with signal SIGKILL" in server.text
     assert server.text.count("Traceback") == 0
     server.process.send_signal(signal.SIGTERM)
-    assert server.end() == 0
+    assert server.end() == 0, server.text
     assert server.left() == []
 
 
@@ -162,5 +162,6 @@ def test_four_servers_side_by_side(launch: Launch) -> None:
     assert [server.chat().status_code for server in servers] == [200] * 4
     for server in servers:
         server.process.send_signal(signal.SIGTERM)
-    assert [server.end() for server in servers] == [0] * 4
+    for server in servers:
+        assert server.end() == 0, server.text
     assert servers[0].left() == []

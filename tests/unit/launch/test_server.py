@@ -90,7 +90,7 @@ def test_posts_travel_whole(tmp_path: Path) -> None:
 
 
 def test_the_banner_says_what_and_why() -> None:
-    rows = {what: (which, why) for what, which, why in describe(planned(ServeConfig(tp=2)))}
+    rows = {what: (which, why) for what, which, why in describe(planned(ServeConfig(tp=2, sync="gloo")))}
     assert rows["model"] == ("small", "/models/small")
     assert rows["shape"][0] == "2 layers, hidden 576, 9 query and 3 KV heads of 64"
     assert rows["tp"] == ("2", "6+3 query heads, 2+1 KV heads")
