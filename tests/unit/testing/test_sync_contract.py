@@ -1,0 +1,37 @@
+"""The sync contract finds syncs that break it."""
+
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401 it takes longer to import than the tests' patience, which is cut short below
+
+from tpserve.testing import lab, processes
+
+FAULTY = Path(__file__).with_name("faulty_syncs.py")
+
+
+def passes(test: str) -> bool:
+    """Run one test of the contract in this process."""
+    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", f"{FAULTY}::TestFaulty::{test}"]
+    code = pytest.main(arguments)
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
+    return code == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("Losing", "test_every_follower_hears_every_announcement_in_order[2]"),
+        ("Repeating", "test_every_follower_hears_every_announcement_in_order[2]"),
+        ("Waiting", "test_the_leader_does_not_wait_for_a_follower_that_is_not_yet_there"),
+        ("Open", "test_a_barrier_holds_until_all_are_there[0]"),
+        ("Abrupt", "test_a_leader_that_closes_delivers_first"),
+    ],
+)
+def test_a_broken_promise_is_found(monkeypatch, fault, test):
+    for module in (lab, processes):
+        monkeypatch.setattr(module, "PATIENCE", 3.0)
+    monkeypatch.setenv("FAULT", "Sound")
+    assert passes(test)
+    monkeypatch.setenv("FAULT", fault)
+    assert not passes(test)
