@@ -65,7 +65,7 @@ class SyncContext(msgspec.Struct, frozen=True):
 
 
 class Sync(ABC):
-    """One rank's end of the count synchronisation.
+    """One rank's end of the count synchronisation. After an error it can only be closed.
 
     Args:
         options: an instance of the spec's ``options`` struct.
@@ -132,4 +132,7 @@ class Sync(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what :meth:`connect` took. May be called twice."""
+        """Release what :meth:`connect` took. May be called twice.
+
+        At the leader it waits a bounded time until the followers have taken what was announced.
+        """

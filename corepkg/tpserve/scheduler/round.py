@@ -66,12 +66,15 @@ class RoundSource(ABC):
 
         Raises:
             RankError: a frame is damaged or missing, a peer is silent or gone, or ranks diverged; this rank must stop.
-            Closed: :meth:`close` was called, also from another thread.
+            Closed: :meth:`close` was called.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the links that rounds come over. May be called twice, and from another thread."""
+        """Close the links that rounds come over. May be called twice.
+
+        From another thread it wakes a source that waits for a first message; a follower waits on for its leader.
+        """
 
 
 class SingleSource(RoundSource):
