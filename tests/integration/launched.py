@@ -40,6 +40,7 @@ class Launched:
         self.base = runtime / "tpserve"
         self.log: list[str] = []
         self._seen: dict[int, psutil.Process] = {}
+        self._run_ids: set[str] = set()
         self._times_ready = 0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tpserve.cli.main", "launch", "--port", "0", *flags],
@@ -72,6 +73,7 @@ class Launched:
         """The processes that run now, by name."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self._seen.update({child.pid: child for child in children})
+        self._run_ids.update(self._directories())
         return {child.cmdline()[0].removeprefix("tpserve: "): child for child in children if child.cmdline()}
 
     def await_child(self, name: str) -> psutil.Process:
@@ -104,8 +106,11 @@ class Launched:
 
     def left(self) -> list[str]:
         """Run directories and shared memory that are still there."""
-        directories = [path.name for path in self.base.iterdir() if path.is_dir()] if self.base.exists() else []
-        return directories + [path.name for name in directories for path in Path("/dev/shm").glob(f"tpserve-{name}-*")]
+        segments = [path for name in self._run_ids for path in Path("/dev/shm").glob(f"tpserve-{name}-*")]
+        return self._directories() + [path.name for path in segments]
+
+    def _directories(self) -> list[str]:
+        return [path.name for path in self.base.iterdir() if path.is_dir()] if self.base.exists() else []
 
     def kill(self) -> None:
         """End it whatever it does."""
