@@ -66,10 +66,12 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
     Attributes:
         messages: OpenAI's message objects: role, content and whatever else the template reads.
         template_args: further variables of the template.
+        time: what the template takes for now, in seconds since 1970; None: the moment when it is rendered.
     """
 
     messages: list[dict[str, Any]]
     template_args: dict[str, Any] = {}
+    time: float | None = None
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -77,7 +79,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
 
     Attributes:
         uid: the request's identity, given by the api process.
-        prompt: text, token ids, or a conversation.
+        prompt: text, token ids, or a conversation, whose ``time`` is set.
         params: sampling parameters; ``seed`` is set.
         output_ids: tokens generated before, for a request that is resumed.
     """

@@ -33,27 +33,30 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.filters["tojson"] = _tojson
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        environment.globals.update(raise_exception=_raise_exception)
         self._variables = {**special_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ModelError(f"line {error.lineno} of the model's chat template: {error.message}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any], time: float | None = None) -> str:
         """Write a conversation out, up to where the assistant's answer begins.
 
         Args:
             messages: objects with a role, a content and whatever else the template reads. Fields that are None are
                 left out, as a template would write them as the word None.
             args: further variables of the template.
+            time: what it takes for now, in seconds since 1970; None: now.
 
         Raises:
             RequestError: the template refuses the conversation, or cannot cope with it.
         """
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        now = (datetime.now() if time is None else datetime.fromtimestamp(time)).astimezone()
+        variables = {**self._variables, "strftime_now": now.strftime, **args, "messages": present}
         try:
-            return self._template.render({**self._variables, **args, "messages": present})
+            return self._template.render(variables)
         except TemplateError as error:
             raise RequestError(f"the model's chat template refuses this: {error.message}", "messages") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -73,10 +76,6 @@ class GenerationTag(Extension):
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().astimezone().strftime(format)
 
 
 def _tojson(

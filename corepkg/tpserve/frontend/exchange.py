@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -205,7 +206,7 @@ class Exchange:
                     self._ended.release()
 
     def _send(self, call: Call, wake: asyncio.Event, resends: int) -> list[Answer]:
-        requests = [Tokenize(next(self._uids), prompt, _seeded(call.params)) for prompt in call.prompts]
+        requests = [Tokenize(next(self._uids), _dated(prompt), _seeded(call.params)) for prompt in call.prompts]
         payloads = [encode(request) for request in requests]
         answers = [Answer(request.uid, call.params.stop, wake, call.is_streaming) for request in requests]
         for request, answer, payload in zip(requests, answers, payloads, strict=True):
@@ -247,3 +248,8 @@ class Exchange:
 
 def _seeded(params: SamplingParams) -> SamplingParams:
     return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
+
+
+def _dated(prompt: Prompt) -> Prompt:
+    """Let a template see the same day and hour however often the request is sent."""
+    return replace(prompt, time=time.time()) if isinstance(prompt, ChatPrompt) else prompt

@@ -59,11 +59,14 @@ class TextCodec:
         """The tokens of a text, with the special tokens that the model puts around one."""
         return list(self._tokenizer.encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **args: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], time: float | None = None, /, **args: Any
+    ) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: objects with a role, a content and whatever else the template reads.
+            time: what the template takes for now, in seconds since 1970; None: now.
             **args: further variables of the template.
 
         Raises:
@@ -71,7 +74,7 @@ class TextCodec:
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        text = self._template.render(messages, args)
+        text = self._template.render(messages, args, time)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

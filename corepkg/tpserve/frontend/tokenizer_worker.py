@@ -97,7 +97,7 @@ class _Worker:
     def _tokenize(self, message: Tokenize) -> Generate:
         prompt = message.prompt
         if isinstance(prompt, ChatPrompt):
-            tokens = self._codec.encode_chat(prompt.messages, **prompt.template_args)
+            tokens = self._codec.encode_chat(prompt.messages, prompt.time, **prompt.template_args)
         elif isinstance(prompt, str):
             tokens = self._codec.encode(prompt)
         else:

@@ -160,7 +160,7 @@ class LLM:
         if isinstance(prompt, str):
             return codec.encode(prompt)
         if isinstance(prompt, ChatPrompt):
-            return codec.encode_chat(prompt.messages, **prompt.template_args)
+            return codec.encode_chat(prompt.messages, prompt.time, **prompt.template_args)
         try:
             return msgspec.convert(prompt, list[int])
         except msgspec.ValidationError as error:

@@ -35,6 +35,7 @@ def test_has_what_templates_expect(source: str, expected: str) -> None:
 
 def test_knows_the_date() -> None:
     assert re.fullmatch(r"\d\d [A-Z]\w+ 20\d\d", render("{{ strftime_now('%d %b %Y') }}"))
+    assert ChatTemplate("{{ strftime_now('%s') }}", {}).render(USER, {}, 1234567890.0) == "1234567890"
 
 
 def test_takes_further_variables_which_win_over_the_usual_ones() -> None:

@@ -12,6 +12,7 @@ from tpserve.frontend.flights import MAX_RESENDS
 from tpserve.frontend.links import Connection
 from tpserve.messages import (
     Abort,
+    ChatPrompt,
     FinishReason,
     Rejected,
     SamplingParams,
@@ -80,6 +81,18 @@ def test_a_request_is_sent_again_with_its_output_and_is_otherwise_the_same() -> 
     scene.deliver(0, 9, "c", "length")
     (answer,) = scene.answers
     assert (answer.read(), answer.tokens, answer.finish, len(scene.exchange)) == ("abc", [7, 8, 9], "length", 0)
+
+
+def test_a_conversation_keeps_its_time() -> None:
+    scene = Scene(prompts=0)
+    scene.exchange.submit(Call([ChatPrompt([{"role": "user", "content": "x"}])], SamplingParams()), scene.wake)
+    (first,) = scene.wire.sent
+    scene.die()
+    scene.start()
+    assert scene.wire.sent == [first]
+    assert isinstance(first, Tokenize)
+    assert isinstance(first.prompt, ChatPrompt)
+    assert first.prompt.time is not None
 
 
 def test_every_state_is_sent_again_in_the_order_of_admission_and_nothing_that_is_over() -> None:
