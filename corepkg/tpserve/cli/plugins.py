@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -59,6 +60,35 @@ def show_plugin(
         print_json(_description(found, status))
     else:
         typer.echo("\n".join(_description_lines(found, status)))
+
+
+@app.command("new")
+def new_plugin(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="transport, sync, policy, attention, ops or comm.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What people choose it by, as in zmq.")],
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="Where to; tpserve-KIND-NAME if left out.")
+    ] = None,
+) -> None:
+    """Write a package with a new plugin.
+
+    It installs with pip, holds a small implementation that works and is meant to be changed, and tests it against the
+    contract of its kind.
+    """
+    from tpserve.plugins.new import distribution_name, taken_by, write_package
+
+    folder = folder or Path(distribution_name(kind, name))
+    files = write_package(kind, name, folder)
+    typer.echo("\n".join(str(file) for file in files))
+    owner = taken_by(Registry.discover().entries(), kind, name)
+    if owner:
+        typer.echo(
+            f"note: {owner} has a {kind} named {name} too; where both are installed, neither can be used", err=True
+        )
+    typer.echo(
+        f"\nNext:\n  pip install -e '{folder}[dev]'\n  tpserve plugins check {kind}.{name}\n"
+        f"  tpserve launch {kind_flag(kind)} {name}"
+    )
 
 
 @app.command("check")

@@ -20,9 +20,9 @@ from tpserve.plugins.discovery import AVAILABLE, Entry, Status, discover
 from tpserve.plugins.loading import BadPlugin, load_spec
 from tpserve.values import convert, did_you_mean
 
-__all__ = ["Entry", "Plugin", "Registry", "Status"]
+__all__ = ["INTERFACES", "Entry", "Plugin", "Registry", "Status"]
 
-_BASES: dict[str, type] = {
+INTERFACES: dict[str, type] = {
     "transport": Transport,
     "sync": Sync,
     "policy": Policy,
@@ -30,6 +30,7 @@ _BASES: dict[str, type] = {
     "ops": Ops,
     "comm": Comm,
 }
+"""What the class of a plugin of each kind derives from."""
 
 
 class Plugin(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ class Plugin(msgspec.Struct, frozen=True):
             reason = f"importing {module_name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
             raise UnavailablePlugin(f"{self.entry.key} is unavailable: {reason}") from error
         found = getattr(module, class_name, None)
-        base = _BASES[self.kind]
+        base = INTERFACES[self.kind]
         if not (isinstance(found, type) and issubclass(found, base)):
             raise PluginError(
                 f"{self.entry.key}: {self.spec.factory} must be a subclass of tpserve.api.{base.__name__}",

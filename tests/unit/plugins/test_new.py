@@ -1,0 +1,123 @@
+"""``tpserve plugins new``: what it writes is in good form, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpserve.api import KINDS
+from tpserve.errors import ConfigError
+from tpserve.plugins.new import LONGEST_NAME, distribution_name, taken_by, template_kinds, write_package
+from tpserve.plugins.registry import Registry
+
+ROOT = Path(__file__).parents[3]
+LINT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+NAMES = ["x", "my_idea", "a" * LONGEST_NAME, "in_" * 7 + "all"]
+
+
+def test_every_kind_has_a_template() -> None:
+    assert set(template_kinds()) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_is_complete(tmp_path: Path, kind: str) -> None:
+    files = write_package(kind, "my_idea", tmp_path / "new")
+
+    package = f"src/tpserve_{kind}_my_idea"
+    assert {file.relative_to(tmp_path / "new").as_posix() for file in files} == {
+        "README.md",
+        "pyproject.toml",
+        "tests/test_contract.py",
+        *(f"{package}/{name}" for name in ("__init__.py", "plugin.py", f"{kind}.py", "py.typed")),
+    }
+    project = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())
+    assert project["project"]["name"] == distribution_name(kind, "my_idea") == f"tpserve-{kind}-my-idea"
+    assert project["project"]["entry-points"]["tpserve"] == {f"{kind}.my_idea": f"tpserve_{kind}_my_idea.plugin"}
+    for file in files:
+        assert "$" not in file.read_text(), file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_to_write(tmp_path: Path, kind: str) -> None:
+    for file in write_package(kind, "mine", tmp_path):
+        assert not re.search("NotImplementedError|TODO|FIXME", file.read_text()), file
+    assert "Your idea goes here" in (tmp_path / "src" / f"tpserve_{kind}_mine" / f"{kind}.py").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packages_are_formatted_and_pass_the_linter(tmp_path: Path, name: str) -> None:
+    for kind in KINDS:
+        write_package(kind, name, tmp_path / kind)
+        form = ["--isolated", "--line-length=120"]
+        rules = [f"--select={','.join(LINT['select'])}", f"--ignore={','.join(LINT['ignore'])}"]
+        rules += ["--target-version=py311", "--per-file-ignores=tests/**:D", "--per-file-ignores=tests/**:S"]
+        for command in (["format", "--check", *form], ["check", *form, *rules]):
+            done = subprocess.run(
+                [sys.executable, "-m", "ruff", *command, "."],
+                cwd=tmp_path / kind,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("polcy", "mine", "there is no template for a kind 'polcy'. Did you mean 'policy'?"),
+        ("shared", "mine", "there is no template for a kind 'shared'"),
+        ("policy", "Mine", "'Mine' cannot be a plugin's name. A name is up to 24 lower-case letters, "),
+        ("policy", "my-idea", "'my-idea' cannot be a plugin's name"),
+        ("policy", "my__idea", "cannot be a plugin's name"),
+        ("policy", "../mine", "cannot be a plugin's name"),
+        ("policy", "", "'' cannot be a plugin's name"),
+        ("policy", "a" * 25, "cannot be a plugin's name"),
+    ],
+)
+def test_a_wrong_kind_or_name_is_refused(tmp_path: Path, kind: str, name: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        write_package(kind, name, tmp_path / "new")
+
+    assert says in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, says in (
+        (tmp_path, "is not empty"),
+        (tmp_path / "file", "Not a directory"),
+        (Path("/proc/x"), "cannot"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            write_package("policy", "mine", folder)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_name_may_be_taken() -> None:
+    entries = Registry.discover().entries()
+
+    assert (taken_by(entries, "policy", "fcfs") or "").startswith("tpserve ")
+    assert taken_by(entries, "policy", "zmq") is None
+
+
+def test_the_command_writes_and_says_what_is_next(run_cli: Any, tmp_path: Path) -> None:
+    done = run_cli("plugins", "new", "policy", "fcfs")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tpserve-policy-fcfs" / "pyproject.toml").exists()
+    assert "pip install -e 'tpserve-policy-fcfs[dev]'" in done.stdout
+    assert done.stderr.startswith("note: tpserve ")
+    again = run_cli("plugins", "new", "policy", "fcfs")
+    assert again.returncode == 2
+    assert again.stderr == "error: tpserve-policy-fcfs is not empty\nhint: Choose another with --dir\n"
+    assert run_cli("plugins", "new", "policy", "fcfs", "--dir", "other").returncode == 0
