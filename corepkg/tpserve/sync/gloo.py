@@ -7,6 +7,7 @@ follower asks for it. A few are under way at most, so the leader waits for nothi
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -130,5 +131,9 @@ def _translated(rank: int, deadline: float) -> Iterator[None]:
 
 
 def _remaining(deadline: float) -> float:
-    """Seconds until the deadline; gloo takes 0 for "as long as usual", and nothing longer than some weeks."""
-    return min(max(0.001, deadline - time.monotonic()), LONGEST_WAIT)
+    """Seconds to wait so that the deadline has surely passed when gloo, which cuts off to milliseconds, gives up.
+
+    Never 0, which gloo takes for "as long as usual", and never longer than it can count.
+    """
+    wait = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
+    return (math.ceil(1000 * wait) + 1) / 1000
