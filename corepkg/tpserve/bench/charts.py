@@ -18,6 +18,7 @@ STYLES = 8
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 46
 ROW = 26
+LONGEST_NAME = 17
 MARKERS = (
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
     "M-4,-4h8v8h-8z",
@@ -65,6 +66,7 @@ def log_axis(
     title: str,
     label: Callable[[float], str] | None = None,
     ticks: Iterable[float] | None = None,
+    most: int = 8,
 ) -> Axis:
     """A logarithmic axis that holds all values, which are above 0.
 
@@ -73,12 +75,13 @@ def log_axis(
         title: what it shows.
         label: how a tick is written; as :func:`number` unless given.
         ticks: where they are; at round numbers unless given.
+        most: so many round numbers at most.
     """
     found = [value for value in values if value > 0] or [1.0]
     low, high = math.log10(min(found)), math.log10(max(found))
     margin = max(0.02 * (high - low), 0.04)
     low, high = low - margin, high + margin
-    places = sorted(set(ticks)) if ticks is not None else _round_numbers(low, high)
+    places = sorted(set(ticks)) if ticks is not None else _round_numbers(low, high, most)
     label = label or number
     return Axis(
         title, lambda value: (math.log10(value) - low) / (high - low), [(value, label(value)) for value in places]
@@ -132,8 +135,9 @@ class Interval(msgspec.Struct, frozen=True):
 def intervals(rows: Sequence[Interval], title: str) -> str:
     """Ratios with their intervals, one a row, beside a line at 1; ``title`` says what they are."""
     height = TOP + ROW * len(rows) + BOTTOM
-    left, right = 120, WIDTH - 190
-    axis = log_axis([1.0, *(value for row in rows for value in (row.low, row.high))], title, lambda x: f"{x:g}×")
+    left, right = 120, WIDTH - 198
+    values = [1.0, *(value for row in rows for value in (row.low, row.high))]
+    axis = log_axis(values, title, lambda value: f"{value:g}×", most=5)
 
     def at(value: float) -> float:
         return left + axis.place(value) * (right - left)
@@ -149,7 +153,7 @@ def intervals(rows: Sequence[Interval], title: str) -> str:
         y = TOP + ROW * (index + 0.5)
         parts.append(
             f'<g class="series s{row.style}"><text class="name" x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(row.name)}</text>"
+            f"{escape(_short(row.name))}</text><title>{escape(row.name)}</title>"
             f'<line class="interval" x1="{at(row.low):.1f}" y1="{y:.1f}" x2="{at(row.high):.1f}" y2="{y:.1f}"/>'
             f'<path class="marker" transform="translate({at(row.value):.1f},{y:.1f})" d="{MARKERS[row.style]}"/>'
             f'<text class="name {row.tone}" x="{right + 14}" y="{y + 4:.1f}">{escape(row.text)}</text></g>'
@@ -175,14 +179,17 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _round_numbers(low: float, high: float) -> list[float]:
-    """Between two powers of ten, some three to eight."""
-    span = high - low
-    steps = range(1, 10) if span < 0.5 else (1, 2, 5) if span < 2.2 else (1,)
-    every = 1 if span < 8 else 3
-    powers = range(math.floor(low), math.ceil(high) + 1)
-    found = (step * 10.0**power for power in powers if power % every == 0 for step in steps)
-    return [value for value in found if low <= math.log10(value) <= high]
+def _round_numbers(low: float, high: float, most: int) -> list[float]:
+    """As many as there may be between two powers of ten."""
+    densities: tuple[tuple[Sequence[int], int], ...] = ((range(1, 10), 1), ((1, 2, 5), 1), ((1,), 1), ((1,), 2))
+    found: list[float] = []
+    for steps, every in densities:
+        powers = (power for power in range(math.floor(low), math.ceil(high) + 1) if power % every == 0)
+        found = [step * 10.0**power for power in powers for step in steps]
+        found = [value for value in found if low <= math.log10(value) <= high]
+        if len(found) <= most:
+            break
+    return found
 
 
 def _grid(x: Axis, y: Axis) -> Iterable[str]:
@@ -209,6 +216,10 @@ def _marker(x: Axis, y: Axis, line: Series, point: tuple[float, float]) -> str:
     return (
         f'<path class="marker s{line.style}" transform="{place}" d="{MARKERS[line.style]}"><title>{hint}</title></path>'
     )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _x(axis: Axis, value: float) -> float:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Curve", "Ratio", "Statistic", "compare", "curve", "quantile", "replicate"]
+__all__ = ["REPLICATES", "Curve", "Ratio", "Statistic", "compare", "curve", "quantile", "replicate"]
 
 REPLICATES = 1000
 CONFIDENCE = 0.95
@@ -49,7 +49,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = "no difference" if self.verdict == "no difference" else f"{self.value:.3g}×"
-        return f"{told} ({self.low:.3g} … {self.high:.3g})"
+        return f"{told} ({self.low:.2g} … {self.high:.2g})"
 
 
 def quantile(samples: Samples, share: float) -> float | None:
@@ -73,9 +73,7 @@ def curve(samples: Samples, points: int = 200) -> Curve:
     return [(float(value), float(share)) for value, share in zip(values, shares, strict=True)]
 
 
-def replicate(
-    blocks: Sequence[Samples], statistic: Statistic, *, seed: int, stream: int, replicates: int = REPLICATES
-) -> Samples:
+def replicate(blocks: Sequence[Samples], statistic: Statistic, *, seed: int, stream: int, replicates: int) -> Samples:
     """What the statistic might have been: its values on samples drawn anew, blocks first.
 
     Args:

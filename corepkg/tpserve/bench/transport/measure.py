@@ -12,6 +12,7 @@ from random import Random
 
 import msgspec
 
+from tpserve.bench.statistics import REPLICATES
 from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.board import Board
 from tpserve.bench.transport.cases import Case, Load
@@ -44,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         watchdog: seconds of silence after which a rank gives up.
         cpu_affinity: as in ``ServeConfig``.
         seed: of the order, the messages, the arrivals and the statistics.
+        replicates: of the bootstrap, for each interval.
     """
 
     arms: list[Arm]
@@ -57,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: float = 30.0
     cpu_affinity: str = "auto"
     seed: int = 0
+    replicates: int = REPLICATES
 
 
 class Block(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ def say_load(load: Load) -> str:
 
 def _case(report: Report, index: int) -> Group:
     case = report.cases[index]
-    figures = _table(f"{case}, {case.rounds} rounds a block")
+    figures = _table()
     for heading in ("p50 µs", "p90", "p99", "p99.9", "msg/s", "MB/s", "CPU s/1k", "MiB", "lost"):
         figures.add_column(heading, justify="right", no_wrap=True)
     for arm in report.arms:
@@ -60,7 +60,8 @@ def _case(report: Report, index: int) -> Group:
         if outcome is not None:
             figures.add_row(arm.name, *_figures(outcome))
     verdicts = [found for arm in report.arms if (found := report.verdicts_on(index, arm.name))]
-    return Group("", figures, *([_verdicts(verdicts)] if verdicts else []))
+    title = Text(f"{case}, {case.rounds} rounds a block", style="bold")
+    return Group("", title, figures, *([_verdicts(verdicts)] if verdicts else []))
 
 
 def _figures(outcome: Outcome) -> list[str]:
@@ -84,7 +85,7 @@ def _number(value: float | None) -> str:
 
 
 def _verdicts(verdicts: list[list[Verdict]]) -> Table:
-    table = _table("")
+    table = _table()
     table.columns[0].header = f"over {verdicts[0][0].baseline}"
     for verdict in verdicts[0]:
         table.add_column(verdict.measure, no_wrap=True)
@@ -100,16 +101,16 @@ def _style(verdict: Verdict) -> str:
 
 
 def _idle(report: Report) -> Group:
-    table = _table("idle, CPU in percent of a core")
+    table = _table()
     for rank in range(report.plan.ranks):
         table.add_column(f"rank {rank}", justify="right")
     for idle in report.idle:
         table.add_row(idle.arm, *(f"{share:.2f}" for share in idle.cpu_percent))
-    return Group("", table)
+    return Group("", Text("idle, CPU in percent of a core", style="bold"), table)
 
 
-def _table(title: str) -> Table:
-    table = Table(title=Text(title, style="bold") if title else None, title_justify="left", box=SIMPLE_HEAD)
+def _table() -> Table:
+    table = Table(box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     table.add_column("arm", no_wrap=True)
     return table

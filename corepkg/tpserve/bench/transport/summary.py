@@ -155,12 +155,11 @@ def _measures(plan: Plan) -> tuple[Measure, ...]:
 
 def _replicates(plan: Plan, runs: _Runs) -> tuple[Samples, Samples]:
     """The figures of an arm and what they might have been."""
-    if plan.load.pace == "free":
-        blocks = [np.array([rate]) for rate in runs.rates]
-        drawn = replicate(blocks, _mean, seed=plan.seed, stream=runs.arm)
-        return _mean(runs.rates), drawn
-    drawn = replicate(runs.latencies, _p50_and_p99, seed=plan.seed, stream=runs.arm)
-    return _p50_and_p99(np.concatenate(runs.latencies)), drawn
+    is_free = plan.load.pace == "free"
+    blocks = [np.array([rate]) for rate in runs.rates] if is_free else runs.latencies
+    statistic = _mean if is_free else _p50_and_p99
+    drawn = replicate(blocks, statistic, seed=plan.seed, stream=runs.arm, replicates=plan.replicates)
+    return statistic(np.concatenate(blocks)), drawn
 
 
 def _mean(samples: Samples) -> Samples:
