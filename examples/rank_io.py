@@ -99,7 +99,9 @@ def run_rank(arguments: argparse.Namespace) -> None:
             log.fold(len(rounds), RoundDecisions(uids=uids))
             rounds.append(uids)
     shown = " | ".join(" ".join(map(str, uids)) for uids in rounds)
-    print(f"rank {rank}: {shown} (digest {log.latest[1]:#x})", flush=True)
+    # One write, newline included: the ranks share this stream.
+    sys.stdout.write(f"rank {rank}: {shown} (digest {log.latest[1]:#x})\n")
+    sys.stdout.flush()
 
 
 def make_source(arguments: argparse.Namespace, log: DecisionLog, resources: ExitStack) -> RoundSource:
