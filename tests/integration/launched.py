@@ -29,6 +29,7 @@ class Launched:
     Args:
         runtime: stands for XDG_RUNTIME_DIR: private and with a short path.
         flags: the command line behind ``tpserve launch --port 0``.
+        python: the interpreter of the environment to take it from.
 
     Attributes:
         process: the supervisor.
@@ -36,14 +37,14 @@ class Launched:
         log: its standard error, line by line.
     """
 
-    def __init__(self, runtime: Path, *flags: str) -> None:
+    def __init__(self, runtime: Path, *flags: str, python: str | Path = sys.executable) -> None:
         self.base = runtime / "tpserve"
         self.log: list[str] = []
         self._seen: dict[int, psutil.Process] = {}
         self._run_ids: set[str] = set()
         self._times_ready = 0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tpserve.cli.main", "launch", "--port", "0", *flags],
+            [str(python), "-m", "tpserve.cli.main", "launch", "--port", "0", *flags],
             env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
             stderr=subprocess.PIPE,
             text=True,

@@ -112,6 +112,23 @@ def test_the_installed_command_finds_every_plugin(installed: Path, tmp_path: Pat
     assert {states[name] for name in ("transport.zmq", "transport.nng", "policy.fcfs", "comm.gloo")} == {"available"}
 
 
+def test_the_templates_of_new_plugins_are_in_the_wheel(wheels: list[Path]) -> None:
+    core = ROOT / "corepkg"
+    [wheel] = [wheel for wheel in wheels if wheel.name.startswith("tpserve-")]
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tpserve/plugins/templates/")}
+    files = [path for path in (core / "tpserve" / "plugins" / "templates").rglob("*") if path.is_file()]
+
+    assert packed == {path.relative_to(core).as_posix() for path in files}
+
+
+def test_a_new_plugin_is_written_and_one_checked(installed: Path, tmp_path: Path) -> None:
+    run(installed / "tpserve", "plugins", "new", "policy", "mine", cwd=tmp_path)
+    assert (tmp_path / "tpserve-policy-mine" / "src" / "tpserve_policy_mine" / "policy.py").exists()
+    assert "policy.fcfs keeps the contract" in run(
+        installed / "tpserve", "plugins", "check", "policy.fcfs", cwd=tmp_path
+    )
+
+
 def test_plugins_load_from_the_wheels(installed: Path, tmp_path: Path) -> None:
     code = (
         "from tpserve.plugins.registry import Registry; import sys\n"
