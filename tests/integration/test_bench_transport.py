@@ -123,7 +123,7 @@ def test_a_run_that_breaks_off_is_told_and_the_others_count(bench: Any, site: An
 
 
 def test_ctrl_c_leaves_nothing(bench: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", "--rounds", "10000000"]
+    command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", "--rounds", "200000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
         deadline = time.monotonic() + HANG
         while len(ranks := psutil.Process(process.pid).children()) < 2 or not boards(tmp_path):
