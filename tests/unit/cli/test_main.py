@@ -51,7 +51,7 @@ def test_the_version_is_printed(run_cli: Any) -> None:
         (["plugins", "list", "--kind", "polcy"], "hint: Did you mean 'policy'?"),
         (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: Did you mean 'transport.zmq'?"),
         (["plugins", "show", "policy.fcsf"], "hint: Did you mean 'policy.fcfs'?"),
-        (["plugins", "show", "nothing"], "hint: Plugins are KIND.NAME: transport.inproc, "),
+        (["plugins", "show", "nothing"], "hint: Plugins are KIND.NAME: transport.gloo, "),
     ],
 )
 def test_a_mistake_ends_with_exit_code_2_and_a_hint(run_cli: Any, arguments: list[str], says: str) -> None:
