@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tpserve.api import AttentionSpec, CommSpec, OpsSpec, PolicySpec, Spec, SyncSpec, TransportSpec
+from tpserve.api import AttentionSpec, CommSpec, OpsSpec, PolicySpec, SyncSpec, TransportSpec
 from tpserve.plugins.registry import Registry
 from tpserve.testing.package import PackageContract
 
@@ -38,8 +38,7 @@ def contract_of(key: str, device: str = "cpu") -> type[Any]:
         UnknownPlugin, PluginConflict, PluginError, UnavailablePlugin: as for :meth:`Registry.load`.
     """
     kind, _, name = key.partition(".")
-    registry = Registry.discover()
-    plugin = registry.load(kind, name, probe=False)
+    plugin = Registry.discover().load(kind, name, probe=False)
     spec = plugin.spec
 
     def make(test: Any, *context: Any) -> Any:
@@ -60,9 +59,9 @@ def contract_of(key: str, device: str = "cpu") -> type[Any]:
 
             return _bound(OpsContract, capabilities=spec.capabilities, device=device, make=make)
         case SyncSpec():
-            from tpserve.testing.sync import SyncContract
+            from tpserve.testing.sync import SyncContract, fanout_between_processes
 
-            return _bound(SyncContract, spec=_fixture(spec), transport=_fixture(_fanout_between_processes(registry)))
+            return _bound(SyncContract, spec=_fixture(spec), transport=_fixture(fanout_between_processes()))
         case PolicySpec():
             from tpserve.testing.policy import PolicyContract
 
@@ -80,15 +79,3 @@ def _bound(contract: type[Any], **attributes: Any) -> type[Any]:
 
 def _fixture(value: Any) -> Any:
     return pytest.fixture(lambda test: value)
-
-
-def _fanout_between_processes(registry: Registry) -> Spec | None:
-    """The first fan-out there is that reaches other processes, for a sync that works over it."""
-    entries = registry.entries("transport")
-    for entry, status in zip(entries, registry.statuses(entries), strict=True):
-        if status.state == "available":
-            spec = registry.describe(entry).spec
-            assert isinstance(spec, TransportSpec)
-            if spec.capabilities.fanout and spec.capabilities.multi_process:
-                return spec
-    return None

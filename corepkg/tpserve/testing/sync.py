@@ -36,10 +36,23 @@ from tpserve.api.sync import HEARTBEAT
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, burnt_cpu, open_files, soon
 from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
+from tpserve.transports.options import GlooOptions
 
-__all__ = ["SyncContract"]
+__all__ = ["SyncContract", "fanout_between_processes"]
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+class LittleRoom(GlooOptions, frozen=True, kw_only=True):
+    """Few announcements fit into the fan-out, so that a leader is soon too far ahead."""
+
+    send_buffer: int = 100_000
+
+
+def fanout_between_processes() -> TransportSpec:
+    """A fan-out for the fixture ``transport`` of a sync that works over it."""
+    gloo = next(spec for spec in tpserve_transports() if spec.name == "gloo")
+    return msgspec.structs.replace(gloo, options=LittleRoom)
 
 
 class SyncContract:
@@ -59,7 +72,7 @@ class SyncContract:
 
     @pytest.fixture
     def transport(self) -> TransportSpec | None:
-        """A fan-out that reaches other processes, for a sync that uses one there."""
+        """For a sync that works over the fan-out, one that reaches other processes; None: inside this process."""
         return None
 
     @pytest.fixture
