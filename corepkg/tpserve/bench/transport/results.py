@@ -45,7 +45,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         messages_per_second: that each rank gets; of paced rounds only the time inside counts.
         megabytes_per_second: that each follower gets, 10⁶ bytes each.
         cpu_seconds_per_1000_rounds: of all ranks together.
-        peak_memory_mib: the most that a rank's process held, libraries included.
+        peak_memory_mib: the most that a rank's process held, libraries and the messages made beforehand included.
         grown_memory_mib: the most that it took while it ran the rounds.
         lost: messages that a follower did not get.
         agreed: all ranks got the same messages in the same rounds.
