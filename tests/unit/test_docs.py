@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 
-from tpserve.api import Limits
-from tpserve.messages import Generate, SamplingParams
+from tpserve.api import Limits, WaitingRequest
 from tpserve.plugins.registry import Registry
-from tpserve.scheduler.batch import breach
-from tpserve.scheduler.queues import Queues, Request, View
-from tpserve.testing.fake_engine import SMALL_LIMITS
+from tpserve.testing.queues import CountingView, QueueState
 
 ROOT = Path(__file__).parents[2]
 WRITING_A_PLUGIN = (ROOT / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
@@ -27,13 +24,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plug
 
 
 @pytest.fixture
-def example(site: Any, tmp_path: Path) -> Any:
-    """The example package of writing-a-plugin.md, built and installed."""
-    source = tmp_path / "example"
-    for name, text in re.findall(r"^```\w+ file=(\S+)\n(.*?)^```$", WRITING_A_PLUGIN, re.MULTILINE | re.DOTALL):
-        file = source / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+def example(site: Any, tmp_path: Path, run_cli: Any) -> Any:
+    """The example of writing-a-plugin.md, made as the page says, built and installed."""
+    commands = re.findall(r"^tpserve (plugins new .*)$", WRITING_A_PLUGIN, re.MULTILINE)
+    assert commands == ["plugins new policy smallest"]
+    assert run_cli(*commands[0].split()).returncode == 0
+    source = tmp_path / "tpserve-policy-smallest"
+    replace(source / re.findall(r"`(src/\S+\.py)`", WRITING_A_PLUGIN)[0])
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     [wheel] = tmp_path.glob("*.whl")
@@ -41,36 +38,36 @@ def example(site: Any, tmp_path: Path) -> Any:
     return site
 
 
+def replace(file: Path) -> None:
+    """Put the page's function in the place of the one of the same name, the last in the file."""
+    [(name, text)] = re.findall(r"^```python replaces=(\w+)\n(.*?)^```$", WRITING_A_PLUGIN, re.MULTILINE | re.DOTALL)
+    before, function, _ = file.read_text().partition(f"def {name}(")
+    assert function
+    file.write_text(before + text)
+
+
 def test_the_example_plugin_is_listed_and_described(example: Any, run_cli: Any) -> None:
     [row] = [
         row
         for row in json.loads(run_cli("plugins", "list", "--json", "--kind", "policy").stdout)
-        if row["name"] == "shortest"
+        if row["name"] == "smallest"
     ]
-    shown = run_cli("plugins", "show", "policy.shortest").stdout
+    shown = run_cli("plugins", "show", "policy.smallest").stdout
 
-    assert (row["distribution"], row["status"], row["api"]) == ("tpserve-policy-shortest", "available", 1)
-    assert "how many of the oldest waiting requests it chooses from" in shown
+    assert (row["distribution"], row["status"], row["api"]) == ("tpserve-policy-smallest", "available", 1)
+    assert "how many of the oldest waiting requests are looked at" in shown
     assert "an integer of at least 1; default 32" in shown
 
 
-def test_the_example_plugin_plans(example: Any) -> None:
-    plugin = Registry.discover().load("policy", "shortest")
+def test_the_example_plugin_plans_as_the_page_says_and_keeps_the_contract(example: Any, run_cli: Any) -> None:
+    plugin = Registry.discover().load("policy", "smallest")
     policy = plugin.factory()(plugin.make_options({"window": "3"}))
-    queues = Queues()
-    for arrival, length in enumerate([9, 30, 4, 1]):
-        message = Generate(arrival, [1] * length, SamplingParams(max_tokens=2, seed=0))
-        queues.enqueue(Request.of(message, arrival, SMALL_LIMITS))
+    sizes = [(4, 60), (30, 40), (9, 12), (1, 1)]
+    waiting = [WaitingRequest(uid, uid, tokens, reserve, priority=0) for uid, (tokens, reserve) in enumerate(sizes)]
+    state = QueueState(Limits(tokens=100, running=8, free_pages=99, page_size=4), waiting, [])
 
-    def plan(tokens: int) -> list[int]:
-        limits = Limits(tokens, SMALL_LIMITS.slots, SMALL_LIMITS.pages, SMALL_LIMITS.page_size)
-        made = policy.plan(View(queues, limits))
-        assert breach(made, queues, limits) is None
-        return [prefill.uid for prefill in made.prefill]
-
-    assert plan(tokens=100) == [2, 0, 1]
-    assert plan(tokens=20) == [2, 0]
-    assert plan(tokens=3) == [2]
+    assert [prefill.uid for prefill in policy.plan(CountingView(state)).prefill] == [2, 1, 0]
+    assert run_cli("plugins", "check", "policy.smallest").returncode == 0
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tpserve\.[\w.]+)`", WRITING_A_PLUGIN))))
