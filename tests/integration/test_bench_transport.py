@@ -136,17 +136,18 @@ def test_a_run_that_breaks_off_is_told_and_the_others_count(bench: Any, site: An
 
 def test_ctrl_c_leaves_nothing(runtime: Path) -> None:
     command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", "--rounds", "10000000"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
             deadline = time.monotonic() + HANG
             while len(ranks := psutil.Process(process.pid).children()) < 2 or not (shared := boards(runtime)):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            assert process.wait(HANG) == 130
+            said = process.communicate(timeout=HANG)[1]
         finally:
             process.kill()
 
+    assert (process.returncode, said) == (130, b"interrupted: there are no figures\n")
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
     assert run_dirs(runtime) == []
     assert not any(path.exists() for path in shared)

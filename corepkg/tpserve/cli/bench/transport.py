@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["transport"]
 
-ARMS = "Arms"
-ROUNDS = "Rounds"
-RUNS = "Runs"
+INTERRUPTED = 130
 
 
 def transport(
@@ -119,7 +117,11 @@ def _measure(plan: Plan) -> Measurement:
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms))
-        return measure(plan, lambda arm: bar.update(task, advance=1, description=arm))
+        try:
+            return measure(plan, lambda arm: bar.update(task, advance=1, description=arm))
+        except KeyboardInterrupt:
+            typer.echo("interrupted: there are no figures", err=True)
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:
