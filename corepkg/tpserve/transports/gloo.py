@@ -10,7 +10,9 @@ later call takes it up. What ends them is :func:`_leave`.
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import struct
 import time
 from collections import deque
@@ -43,6 +45,7 @@ __all__ = ["GlooTransport"]
 LEADER = 0
 OVERHEAD = 1024
 LENGTH = 8
+ATTEMPTS = 0.01
 NEVER = 30 * 24 * 3600.0
 UNUSED_TAG = 1
 
@@ -133,6 +136,7 @@ class _Sender(FanoutSender):
         self._under_way: deque[_Packet] = deque()
         self._ahead = 0
         self._closed = False
+        self._claim = _claim(path)
 
     def connect(self, deadline: float) -> None:
         self._check_open()
@@ -160,6 +164,8 @@ class _Sender(FanoutSender):
         self._under_way.clear()
         group, self._group = self._group, None
         _leave(group)
+        _claim_path(self._path).unlink(missing_ok=True)
+        os.close(self._claim)
 
     def _await_room(self, size: int, deadline: float) -> None:
         while self._under_way and (self._under_way[0].body.is_done or self._ahead + size > self._options.send_buffer):
@@ -201,6 +207,10 @@ class _Receiver(FanoutReceiver):
     def connect(self, deadline: float) -> None:
         self._check_open()
         _mark(self._path, self._follower).touch()
+        while not _is_led(self._path):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"no leader came to {self._path}")
+            time.sleep(ATTEMPTS)
         self._group = _join(self._path, 1 + self._follower, self._followers + 1, deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
@@ -255,6 +265,36 @@ def _path(address: str) -> Path:
 def _mark(path: Path, follower: int) -> Path:
     """A file that says that a follower has come."""
     return path.with_name(f"{path.name}.{follower}")
+
+
+def _claim_path(path: Path) -> Path:
+    """A file that a living leader holds a lock on; the kernel takes the lock away when a process ends."""
+    return path.with_name(f"{path.name}.leader")
+
+
+def _claim(path: Path) -> int:
+    """Lead at this address: the descriptor with the lock.
+
+    A leader that was killed has left its group's file, and followers that read it would look for their peers where they
+    were. So that goes first, and the lock is taken before anybody can see it.
+    """
+    claim = path.with_name(f"{path.name}.leader{os.getpid()}")
+    descriptor = os.open(claim, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    path.unlink(missing_ok=True)
+    claim.replace(_claim_path(path))
+    return descriptor
+
+
+def _is_led(path: Path) -> bool:
+    try:
+        with _claim_path(path).open() as claim:
+            fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _join(path: Path, rank: int, size: int, deadline: float) -> Any:
