@@ -120,7 +120,8 @@ class CommContract:
 
     def test_min_is_exact_in_64_bits(self, ranks: Ranks) -> None:
         """Which a floating-point number is not."""
-        assert ranks(2, lambda comm: comm.min((1 << 62) + 1 - comm.context.rank)) == [1 << 62] * 2
+        for high in (1 << 62, -(1 << 62)):
+            assert ranks(2, lambda comm, high=high: comm.min(high + 3 - comm.context.rank)) == [high + 2] * 2
 
     def test_operations_follow_each_other(self, ranks: Ranks) -> None:
         """As layers do."""

@@ -1,0 +1,35 @@
+"""The comm contract finds comms that break it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FAULTY = Path(__file__).with_name("faulty_comms.py")
+
+
+def passes(test: str) -> bool:
+    """Run one test of the contract in this process."""
+    code = pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", f"{FAULTY}::TestFaulty::{test}"])
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
+    return code == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("Uneven", "test_all_reduce_sums_and_ends_with_the_same_bits[2-torch.float32]"),
+        ("Coarse", "test_min_is_exact_in_64_bits"),
+        ("Backwards", "test_all_gather_puts_ranks_side_by_side[2]"),
+        ("Copying", "test_broadcast_replaces_in_place[0]"),
+        ("Patient", "test_a_silent_peer_is_an_error_at_the_timeout"),
+        ("Open", "test_groups_close_twice_and_are_then_closed"),
+    ],
+)
+def test_a_broken_promise_is_found(monkeypatch: pytest.MonkeyPatch, fault: str, test: str) -> None:
+    monkeypatch.setattr("tpserve.testing.comm.PATIENCE", 2.0)
+    monkeypatch.setenv("FAULT", "Sound")
+    assert passes(test)
+    monkeypatch.setenv("FAULT", fault)
+    assert not passes(test)
