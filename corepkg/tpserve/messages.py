@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "GREEDY_BELOW",
     "Abort",
     "ApiMessage",
     "ChatPrompt",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+GREEDY_BELOW = 1e-4
+"""A lower temperature picks the likeliest token anyway, and would overflow the logits on the way."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tpserve.errors import RequestError
 from tpserve.frontend.fields import PlainObject, Prompts, Stops, Text, check_plain, encodable
-from tpserve.messages import ChatPrompt, SamplingParams
+from tpserve.messages import GREEDY_BELOW, ChatPrompt, SamplingParams
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
@@ -50,9 +50,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields of OpenAI's API, and of other servers', that are not supported, with the values that ask for nothing."""
-
-GREEDY_BELOW = 1e-4
-"""A lower temperature picks the likeliest token anyway, and would overflow the logits on the way."""
 
 COMPLETION_TOKENS = 16
 """What /v1/completions generates unless told otherwise, as OpenAI's does."""

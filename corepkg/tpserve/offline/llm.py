@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from tpserve.errors import RequestError
 from tpserve.frontend.fit import fit
-from tpserve.messages import Abort, ChatPrompt, Generate, SamplingParams
+from tpserve.messages import GREEDY_BELOW, Abort, ChatPrompt, Generate, SamplingParams
 from tpserve.offline.answers import Answer, Completion
 from tpserve.offline.running import start_engine
 from tpserve.settings import load_settings
@@ -27,9 +27,6 @@ __all__ = ["LLM", "Prompt", "PromptError"]
 
 Prompt = str | list[int] | ChatPrompt
 """A text, token ids, or a conversation."""
-
-GREEDY_BELOW = 1e-4
-"""A lower temperature picks the likeliest token anyway, and would overflow the logits on the way."""
 
 
 class PromptError(RequestError):
