@@ -24,6 +24,7 @@ from tpserve.messages import Generate, SamplingParams, Shutdown, encode
 from tpserve.plugins.registry import Registry
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, RoundSource, SingleSource
+from tpserve.tokens import pack_ids
 
 PATIENCE = 60.0
 HEARTBEAT = 1.0
@@ -76,7 +77,8 @@ def play_tokenizer(arguments: argparse.Namespace, directory: str) -> None:
         intake = make_transport(pipe_transport(arguments), resources).pipe_sender(f"ipc://{directory}/intake")
         intake.connect(time.monotonic() + PATIENCE)
         for uid in range(arguments.messages):
-            request = Generate(uid, [draw.randrange(1000) for _ in range(8)], SamplingParams(max_tokens=4, seed=uid))
+            prompt = pack_ids(draw.randrange(1000) for _ in range(8))
+            request = Generate(uid, prompt, SamplingParams(max_tokens=4, seed=uid))
             intake.send(sealer.seal(encode(request)), time.monotonic() + PATIENCE)
             time.sleep(draw.choice([0, 0, 0, 0.01, 0.05]))
         intake.send(sealer.seal(encode(Shutdown())), time.monotonic() + PATIENCE)

@@ -94,13 +94,20 @@ class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
     output_ids: list[int] = []
 
 
-class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """tokenizer → ranks: a request in tokens. ``params.max_tokens`` and ``params.seed`` are set."""
+class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
+    """tokenizer → ranks: a request in tokens.
+
+    Attributes:
+        uid: the request's identity.
+        prompt_ids: the prompt's tokens, written by :func:`tpserve.tokens.pack_ids`.
+        params: sampling parameters; ``max_tokens`` and ``seed`` are set.
+        output_ids: tokens generated before, for a request that is resumed; written likewise.
+    """
 
     uid: int
-    prompt_ids: list[int]
+    prompt_ids: bytes
     params: SamplingParams
-    output_ids: list[int] = []
+    output_ids: bytes = b""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -8,6 +8,7 @@ read it.
 
 from __future__ import annotations
 
+from array import array
 from typing import Protocol
 
 import msgspec
@@ -20,7 +21,7 @@ class TokenWrite(msgspec.Struct, frozen=True):
 
     slot: int
     start: int
-    tokens: list[int]
+    tokens: list[int] | array[int]
 
 
 class PageWrite(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from itertools import chain
 
@@ -76,7 +77,7 @@ class DeviceState:
         self._seed[slots] = seed
 
 
-def _write(table: torch.Tensor, writes: Iterable[tuple[int, int, list[int]]]) -> None:
+def _write(table: torch.Tensor, writes: Iterable[tuple[int, int, list[int] | array[int]]]) -> None:
     """Put values into rows of a table, in order: (row, first column, values)."""
     cells: dict[int, int] = {}
     for row, start, values in writes:

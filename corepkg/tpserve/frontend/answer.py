@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tpserve.frontend.metrics import Meter
 from tpserve.frontend.stops import StopMatcher
 from tpserve.messages import FinishReason
 
@@ -21,6 +22,7 @@ class Answer:
         stop: texts that end it.
         wake: set when there is something to read; several answers may share it.
         is_streaming: whether text is to be read as it comes; if not, ``wake`` is set at the end alone.
+        meter: counts and times it.
 
     Attributes:
         started: it has been admitted; the token counts of its prompt are known.
@@ -41,15 +43,17 @@ class Answer:
         "error",
         "finish",
         "is_streaming",
+        "meter",
         "prompt_tokens",
         "started",
         "tokens",
         "uid",
     )
 
-    def __init__(self, uid: int, stop: tuple[str, ...], wake: asyncio.Event, is_streaming: bool) -> None:
+    def __init__(self, uid: int, stop: tuple[str, ...], wake: asyncio.Event, is_streaming: bool, meter: Meter) -> None:
         self.uid = uid
         self.is_streaming = is_streaming
+        self.meter = meter
         self.started = False
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -92,6 +96,7 @@ class Answer:
         self.started = True
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
+        self.meter.start(prompt_tokens, cached_tokens)
         if self.is_streaming:
             self._wake.set()
 
@@ -99,6 +104,7 @@ class Answer:
         """A token has come, or the end. A stop string found in the text finishes the answer."""
         if token >= 0:
             self.tokens.append(token)
+            self.meter.token()
         if self._stops is not None:
             text, stopped = self._stops.push(text)
             if stopped:

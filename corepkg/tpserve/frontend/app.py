@@ -12,7 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpserve.errors import RequestError
 from tpserve.frontend.exchange import Call, Exchange
+from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.problems import set_up_problems
+from tpserve.frontend.prometheus import CONTENT_TYPE
 from tpserve.frontend.response import GenerationResponse
 from tpserve.frontend.schema import ChatRequest, CompletionRequest, GenerationRequest
 from tpserve.frontend.wire import ChatFormat, CompletionFormat
@@ -29,11 +31,12 @@ GENERATES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(exchange: Exchange, model: str) -> FastAPI:
+def build_app(exchange: Exchange, metrics: Metrics, model: str) -> FastAPI:
     """Make the application.
 
     Args:
         exchange: takes the requests.
+        metrics: what it counts and times.
         model: the name that clients use.
     """
     app = FastAPI(title="tpserve", version=__version__, docs_url=None, redoc_url=None)
@@ -74,6 +77,10 @@ def build_app(exchange: Exchange, model: str) -> FastAPI:
         if exchange.closed:
             return _json({"status": "unavailable", "reason": exchange.closed}, 503)
         return _json({"status": "ok"})
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     @app.get("/")
     async def root() -> Response:

@@ -20,6 +20,7 @@ from tpserve.errors import RequestError, TpserveError
 from tpserve.frontend.answer import Answer
 from tpserve.frontend.flights import MAX_RESENDS, Flights
 from tpserve.frontend.links import Connection
+from tpserve.frontend.metrics import Meter, Metrics
 from tpserve.messages import (
     Abort,
     ApiMessage,
@@ -89,15 +90,17 @@ class Exchange:
 
     Args:
         max_requests: the most requests in flight.
+        metrics: what is counted and timed of them.
         worker: the api process's number, the high bits of its uids.
 
     Attributes:
         closed: why no request is admitted; empty while they are.
     """
 
-    def __init__(self, max_requests: int, worker: int = 0) -> None:
+    def __init__(self, max_requests: int, metrics: Metrics, worker: int = 0) -> None:
         self.closed = "starting"
         self._max_requests = max_requests
+        self._metrics = metrics
         self._uids = itertools.count(worker << WORKER_BITS)
         self._flights = Flights()
         self._connection: Connection | None = None
@@ -166,10 +169,12 @@ class Exchange:
         waiting = self._connection.backlog if self._connection else 0
         if max(len(self) + len(call.prompts), waiting) > self._max_requests:
             raise Unavailable(f"{self._max_requests} requests are in flight, the most that are admitted", "overloaded")
-        return self._send(call, wake, MAX_RESENDS)
+        return self._send(call, wake, MAX_RESENDS, self._metrics)
 
     async def warm_up(self, requests: int) -> None:
         """Send requests through the whole chain, before others are admitted, and wait for their answers.
+
+        They do not count in the metrics.
 
         Args:
             requests: how many, with consecutive uids.
@@ -180,7 +185,7 @@ class Exchange:
         """
         wake = asyncio.Event()
         call = Call(["Hello"] * requests, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
-        answers = self._send(call, wake, resends=0)
+        answers = self._send(call, wake, resends=0, metrics=Metrics())
         while not all(answer.is_over for answer in answers):
             await wake.wait()
             wake.clear()
@@ -191,7 +196,7 @@ class Exchange:
     def abort(self, answer: Answer) -> None:
         """Let a request go that nobody waits for any more; nothing happens if it is over."""
         if self._flights.get(answer.uid):
-            self._flights.take(answer.uid)
+            self._flights.take(answer.uid, answer.finish or "abort")
             self._post(answer.uid, encode(Abort(answer.uid)))
 
     def deliver(self, messages: Sequence[ApiMessage]) -> None:
@@ -205,10 +210,11 @@ class Exchange:
                 case Shutdown():
                     self._ended.release()
 
-    def _send(self, call: Call, wake: asyncio.Event, resends: int) -> list[Answer]:
+    def _send(self, call: Call, wake: asyncio.Event, resends: int, metrics: Metrics) -> list[Answer]:
         requests = [Tokenize(next(self._uids), _dated(prompt), _seeded(call.params)) for prompt in call.prompts]
         payloads = [encode(request) for request in requests]
-        answers = [Answer(request.uid, call.params.stop, wake, call.is_streaming) for request in requests]
+        stop, is_streaming = call.params.stop, call.is_streaming
+        answers = [Answer(request.uid, stop, wake, is_streaming, Meter(metrics)) for request in requests]
         for request, answer, payload in zip(requests, answers, payloads, strict=True):
             self._flights.add(request, answer, resends)
             self._post(request.uid, payload)
@@ -229,11 +235,11 @@ class Exchange:
             if answer is None:
                 continue
             if finish in ("error", "abort"):
-                flights.take(uid).fail(Unavailable("the engine could not finish this request"))
+                flights.take(uid, "error").fail(Unavailable("the engine could not finish this request"))
                 continue
             answer.add(token, text, finish)
             if finish is not None:
-                flights.take(uid)
+                flights.take(uid, finish)
             elif answer.finish is not None:
                 self.abort(answer)
             elif answer.is_overrun:
@@ -243,7 +249,7 @@ class Exchange:
     def _deliver_refusal(self, rejected: Rejected) -> None:
         if self._flights.get(rejected.uid):
             error = RequestError(rejected.message, rejected.param, rejected.code, rejected.status)
-            self._flights.take(rejected.uid).fail(error)
+            self._flights.take(rejected.uid, "rejected").fail(error)
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tpserve.frontend.answer import Answer
+from tpserve.frontend.metrics import Outcome
 from tpserve.messages import Tokenize
 
 __all__ = ["MAX_RESENDS", "Flights"]
@@ -55,20 +56,21 @@ class Flights:
         flight = self._flights.get(uid)
         return flight.answer if flight else None
 
-    def take(self, uid: int) -> Answer:
-        """Forget a request; its answer."""
+    def take(self, uid: int, outcome: Outcome) -> Answer:
+        """Forget a request, which has ended this way; its answer."""
         answer = self._flights.pop(uid).answer
+        answer.meter.end(outcome)
         if not self._flights:
             self._none.set()
         return answer
 
     def take_all(self) -> list[Answer]:
-        """Forget all requests; their answers."""
-        return [self.take(uid) for uid in list(self._flights)]
+        """Forget all requests, which have failed; their answers."""
+        return [self.take(uid, "error") for uid in list(self._flights)]
 
     def take_spent(self) -> list[Answer]:
-        """Forget those that may not be sent again; their answers."""
-        return [self.take(uid) for uid, flight in list(self._flights.items()) if not flight.resends]
+        """Forget those that may not be sent again, which have failed; their answers."""
+        return [self.take(uid, "error") for uid, flight in list(self._flights.items()) if not flight.resends]
 
     def again(self) -> list[Tokenize]:
         """What sends all requests again, to processes that know nothing of them: none may be spent."""

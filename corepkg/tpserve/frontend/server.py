@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Thread
 
@@ -19,6 +19,7 @@ from tpserve.frontend.app import build_app
 from tpserve.frontend.control import Control, ControlEvent, DownEvent, OpenLinks, StopEvent
 from tpserve.frontend.exchange import Exchange, Unavailable
 from tpserve.frontend.links import Connection
+from tpserve.frontend.metrics import Metrics
 from tpserve.messages import ApiMessage, Shutdown, encode
 
 __all__ = ["serve"]
@@ -35,7 +36,14 @@ LEAVE = 8.0
 logger = logging.getLogger(__name__)
 
 
-def serve(sock: socket.socket, config: ServeConfig, model_name: str, open_links: OpenLinks, control: Control) -> None:
+def serve(
+    sock: socket.socket,
+    config: ServeConfig,
+    model_name: str,
+    open_links: OpenLinks,
+    control: Control,
+    parts: Mapping[str, str] = {},
+) -> None:
     """Serve HTTP until a StopEvent has come and what was in flight has been drained.
 
     Args:
@@ -44,26 +52,28 @@ def serve(sock: socket.socket, config: ServeConfig, model_name: str, open_links:
         model_name: the name that clients use.
         open_links: makes the links of a generation, in a thread, at its ServeEvent.
         control: the line to the supervisor.
+        parts: which plugin was chosen for each kind, for /metrics.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_ApiProcess(config, open_links, control).run(sock, model_name))
+        runner.run(_ApiProcess(config, open_links, control, Metrics(parts)).run(sock, model_name))
 
 
 class _ApiProcess:
     """Follows the supervisor's events: all of the api process but HTTP itself."""
 
-    def __init__(self, config: ServeConfig, open_links: OpenLinks, control: Control) -> None:
+    def __init__(self, config: ServeConfig, open_links: OpenLinks, control: Control, metrics: Metrics) -> None:
         self._config = config
         self._open_links = open_links
         self._control = control
-        self._exchange = Exchange(config.max_requests)
+        self._metrics = metrics
+        self._exchange = Exchange(config.max_requests, metrics)
         self._connection: Connection | None = None
         self._generation = 0  # whose links are good; 0: nobody's
         self._listens_to = 0  # the generation whose messages are taken
 
     async def run(self, sock: socket.socket, model_name: str) -> None:
         """Listen until the last event has been followed."""
-        http = _HttpServer(_uvicorn_config(build_app(self._exchange, model_name)))
+        http = _HttpServer(_uvicorn_config(build_app(self._exchange, self._metrics, model_name)))
         events = self._listen()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http.serve(sockets=[sock]))

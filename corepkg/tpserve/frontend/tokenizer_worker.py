@@ -24,6 +24,7 @@ from tpserve.messages import (
     encode,
 )
 from tpserve.step import EngineLimits
+from tpserve.tokens import pack_ids
 
 __all__ = ["run_tokenizer"]
 
@@ -103,7 +104,8 @@ class _Worker:
         else:
             tokens = prompt
         max_tokens = fit(tokens, message.params.max_tokens, self._limits, _field(message))
-        return Generate(message.uid, tokens, replace(message.params, max_tokens=max_tokens), message.output_ids)
+        params = replace(message.params, max_tokens=max_tokens)
+        return Generate(message.uid, pack_ids(tokens), params, pack_ids(message.output_ids))
 
     def _forward(self, message: RankMessage) -> None:
         self._to_rank.send(self._rank_sealer.seal(encode(message)), math.inf)

@@ -14,7 +14,7 @@ from tpserve.api import PipeSender, Transport
 from tpserve.errors import TpserveError
 from tpserve.frontend.control import ControlEvent, Links, ServeEvent
 from tpserve.launch.child import Line
-from tpserve.launch.compose import load_part
+from tpserve.launch.compose import Composition, load_part
 from tpserve.launch.layout import Layout
 from tpserve.launch.post import ApiPost, Post, read_post
 from tpserve.launch.protocol import Progress, Ready, Serving, Stuck
@@ -44,7 +44,7 @@ def api(line: Line, payload: msgspec.Raw) -> None:
         return Links(receiver, senders)
 
     with socket.socket(fileno=own.socket) as sock:
-        serve(sock, post.config, own.model_name, open_links, ApiControl(line))
+        serve(sock, post.config, own.model_name, open_links, ApiControl(line), _chosen(post.composition))
     transport.close()
 
 
@@ -145,6 +145,13 @@ def _run(line: Line, post: Post, composed: Rank) -> None:
     except TpserveError:
         leave_decisions()
         raise
+
+
+def _chosen(composition: Composition) -> dict[str, str]:
+    """The name of each part, for /metrics."""
+    kinds = ("transport", "sync", "policy", "attention", "comm")
+    parts = {kind: getattr(composition, kind) for kind in kinds}
+    return {kind: part.name if part else "none" for kind, part in parts.items()}
 
 
 def _make_pipes(post: Post) -> Transport:

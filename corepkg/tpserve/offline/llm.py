@@ -22,6 +22,7 @@ from tpserve.messages import GREEDY_BELOW, Abort, ChatPrompt, Generate, Sampling
 from tpserve.offline.answers import Answer, Completion
 from tpserve.offline.running import start_engine
 from tpserve.settings import load_settings
+from tpserve.tokens import pack_ids, unpack_ids
 
 __all__ = ["LLM", "Prompt", "PromptError"]
 
@@ -150,7 +151,7 @@ class LLM:
         except RequestError as error:
             raise PromptError(index, error) from None
         seed = secrets.randbits(63) if checked.seed is None else checked.seed
-        return Generate(next(self._uids), tokens, replace(checked, max_tokens=max_tokens, seed=seed))
+        return Generate(next(self._uids), pack_ids(tokens), replace(checked, max_tokens=max_tokens, seed=seed))
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         codec = self._engine.codec
@@ -186,7 +187,7 @@ class LLM:
             self._busy.release()
 
     def _answer(self, index: int, request: Generate) -> Answer:
-        return Answer(index, len(request.prompt_ids), self._engine.codec.stream(), request.params.stop)
+        return Answer(index, len(unpack_ids(request.prompt_ids)), self._engine.codec.stream(), request.params.stop)
 
 
 def _checked(params: SamplingParams) -> SamplingParams:

@@ -47,9 +47,9 @@ class Batch:
         """Fill the row of the engine's tables that a request was just given."""
         slot, params = request.slot, request.params
         assert params.seed is not None, f"request {request.uid} came without a seed"
-        output_ids = request.tokens[request.prompt_tokens :]
+        output_ids = request.tokens[request.prompt_tokens :].tolist()
         self._started.append(Started(request.uid, request.prompt_tokens, cached_tokens=0, output_ids=output_ids))
-        self._tokens.append(TokenWrite(slot, 0, request.tokens.copy()))
+        self._tokens.append(TokenWrite(slot, 0, request.tokens[:]))
         self._pages.append(PageWrite(slot, 0, request.pages))
         self._params.append(SlotParams(slot, params.temperature, params.top_k, params.top_p, params.min_p, params.seed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import msgspec
 from tpserve.api.policy import Limits, RunningRequest, WaitingRequest
 from tpserve.messages import Generate, SamplingParams
 from tpserve.step import EngineLimits
+from tpserve.tokens import unpack_ids
 
 __all__ = ["Queues", "Request", "Tombstones", "View"]
 
@@ -36,7 +38,7 @@ class Request(msgspec.Struct, eq=False):
     uid: int
     arrival: int
     params: SamplingParams
-    tokens: list[int]
+    tokens: array[int]
     prompt_tokens: int
     known: int
     limit: int
@@ -50,8 +52,9 @@ class Request(msgspec.Struct, eq=False):
         """Make a request of its message."""
         params = message.params
         assert params.max_tokens is not None, f"request {message.uid} came without max_tokens"
-        prompt_tokens = len(message.prompt_ids)
-        tokens = message.prompt_ids + message.output_ids
+        tokens = unpack_ids(message.prompt_ids)
+        prompt_tokens = len(tokens)
+        tokens.frombytes(message.output_ids)
         return cls(
             uid=message.uid,
             arrival=arrival,

@@ -291,12 +291,11 @@ class _Decoder:
 
     def decode(self, number: int, frames: Sequence[bytes]) -> list[RankMessage]:
         with _stops(self._rank, number, "intact frames in sequence"):
-            return [self._decode(frame) for frame in frames]
+            return self._decode(frames)
 
-    def _decode(self, frame: bytes) -> RankMessage:
-        payload = self._opener.open(frame)
+    def _decode(self, frames: Sequence[bytes]) -> list[RankMessage]:
         try:
-            return decode_rank(payload)
+            return [decode_rank(self._opener.open(frame)) for frame in frames]
         except msgspec.MsgspecError as error:
             raise FrameError(f"a message that no rank understands: {error}") from error
 

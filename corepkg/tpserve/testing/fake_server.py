@@ -28,6 +28,7 @@ from tpserve.frontend.tokenizer_worker import run_tokenizer
 from tpserve.messages import FinishReason, Generate, RankMessage, Shutdown, Started, StepOutput, decode_rank, encode
 from tpserve.step import EngineLimits
 from tpserve.testing.models import VOCAB_SIZE
+from tpserve.tokens import unpack_ids
 from tpserve.transports.inproc import InprocTransport
 
 __all__ = ["LIMITS", "FakeRank", "FakeServer", "Script", "echo", "make_pipe"]
@@ -46,7 +47,7 @@ HANG = 60.0
 
 def echo(request: Generate) -> Iterator[int]:
     """Answer with the prompt."""
-    yield from request.prompt_ids
+    yield from unpack_ids(request.prompt_ids)
 
 
 def make_pipe() -> tuple[PipeSender, PipeReceiver]:
@@ -106,10 +107,10 @@ class FakeRank:
     def _accept(self, message: RankMessage) -> None:
         self._seen.append(message)
         if isinstance(message, Generate):
-            said = message.output_ids
+            said = unpack_ids(message.output_ids).tolist()
             self._running[message.uid] = (message, islice(self._script(message), len(said), None))
             self._lengths[message.uid] = len(said)
-            self._started.append(Started(message.uid, len(message.prompt_ids), 0, said))
+            self._started.append(Started(message.uid, len(unpack_ids(message.prompt_ids)), 0, said))
         elif isinstance(message, Shutdown):
             self._shutdowns -= 1
         elif self._running.pop(message.uid, None):

@@ -19,6 +19,7 @@ from tpserve.frontend.text import TextCodec
 from tpserve.messages import Generate
 from tpserve.testing.fake_server import FakeServer
 from tpserve.testing.models import make_tokenizer
+from tpserve.tokens import unpack_ids
 
 COMMAND = [sys.executable, "-m", "tpserve.cli.main", "chat"]
 
@@ -34,7 +35,7 @@ def server(codec: TextCodec) -> Iterator[FakeServer]:
     brackets = {1: codec.encode("[")[0], 2: codec.encode("]")[0], codec.encode("\n")[0]: codec.encode("|")[0]}
 
     def script(request: Generate) -> Iterator[int]:
-        return (brackets.get(token, token) for token in request.prompt_ids)
+        return (brackets.get(token, token) for token in unpack_ids(request.prompt_ids))
 
     with FakeServer(codec, script) as server:
         yield server.start()
@@ -92,7 +93,7 @@ class Halting(FakeServer):
         yield from self._so
         if request.uid:  # the warm-up is 0
             self.release.wait()
-        yield from (token for token in request.prompt_ids if token > 2)
+        yield from (token for token in unpack_ids(request.prompt_ids) if token > 2)
 
 
 @pytest.fixture

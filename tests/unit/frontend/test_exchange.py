@@ -45,7 +45,7 @@ class Scene:
     """An exchange and the requests of one call, over one generation after the other."""
 
     def __init__(self, prompts: int = 1, is_streaming: bool = False, **params: object) -> None:
-        self.exchange = Exchange(max_requests=10)
+        self.exchange = Exchange(max_requests=10, metrics=self.metrics)
         self.wake = asyncio.Event()
         self.start()
         prompt = [str(index) for index in range(prompts)]

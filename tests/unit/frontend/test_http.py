@@ -14,6 +14,7 @@ from tpserve.frontend.text import TextCodec
 from tpserve.messages import Abort, Generate
 from tpserve.testing.fake_server import LIMITS, FakeServer
 from tpserve.testing.models import SPECIAL_TOKENS
+from tpserve.tokens import unpack_ids
 
 JSON = {"Content-Type": "application/json"}
 
@@ -24,8 +25,9 @@ def server(codec: TextCodec) -> Iterator[FakeServer]:
     (mark,) = codec.encode("!")
 
     def script(request: Generate) -> Iterator[int]:
-        yield from request.prompt_ids
-        if request.prompt_ids[-1] == mark:
+        prompt = unpack_ids(request.prompt_ids)
+        yield from prompt
+        if prompt[-1] == mark:
             yield from repeat(mark)
 
     with FakeServer(codec, script, ServeConfig(tokenizers=2, detokenizers=3)) as server:
@@ -89,7 +91,7 @@ def test_without_a_limit_completions_have_16_tokens_and_chats_fill_the_context(
     assert body["usage"]["completion_tokens"] == 16
     client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     request = generated(server)
-    assert request.params.max_tokens == LIMITS.max_context - len(request.prompt_ids)
+    assert request.params.max_tokens == LIMITS.max_context - len(unpack_ids(request.prompt_ids))
 
 
 def test_parameters_reach_the_rank(client: httpx.Client, server: FakeServer) -> None:
@@ -130,7 +132,7 @@ def test_a_chat_sees_its_conversation_through_the_template(client: httpx.Client,
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"] == "system\nBe."  # the echo ends at the end-of-text token
     assert body["object"] == "chat.completion"
-    assert body["usage"]["prompt_tokens"] == len(generated(server).prompt_ids)
+    assert body["usage"]["prompt_tokens"] == len(unpack_ids(generated(server).prompt_ids))
 
 
 def test_a_chat_stream_adds_up(client: httpx.Client) -> None:

@@ -16,12 +16,13 @@ from tpserve.frontend.text import TextCodec
 from tpserve.messages import Abort, Generate, RankMessage, Shutdown
 from tpserve.step import EngineLimits
 from tpserve.testing.fake_server import FakeServer
+from tpserve.tokens import unpack_ids
 
 ENDLESS = {"prompt": "x", "max_tokens": 300}
 
 
 def endless(request: Generate) -> Iterator[int]:
-    return iter(repeat(request.prompt_ids[0]))
+    return iter(repeat(unpack_ids(request.prompt_ids)[0]))
 
 
 @pytest.fixture

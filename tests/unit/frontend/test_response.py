@@ -68,7 +68,7 @@ class Scene:
     def __init__(self, prompts: int = 1, is_streaming: bool = True, limit_field: str = "max_tokens") -> None:
         self.wire = Wire()
         self.client = Client()
-        self.exchange = Exchange(max_requests=10)
+        self.exchange = Exchange(max_requests=10, metrics=Metrics())
         self.exchange.attach(cast("Connection", self.wire))
         self.exchange.open()
         call = Call(["x"] * prompts, SamplingParams(), is_streaming)

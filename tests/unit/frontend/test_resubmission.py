@@ -16,6 +16,7 @@ from tpserve.frontend.control import Links
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import Generate
 from tpserve.testing.fake_server import FakeServer
+from tpserve.tokens import unpack_ids
 
 TEXT = "aß😀 日z"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -33,8 +34,8 @@ class Stalling:
 
     def __call__(self, request: Generate) -> Iterator[int]:
         is_warm_up = request.params.max_tokens == 2
-        for count, token in enumerate(request.prompt_ids, 1):
-            if not is_warm_up and count in self.at and count > len(request.output_ids):
+        for count, token in enumerate(unpack_ids(request.prompt_ids), 1):
+            if not is_warm_up and count in self.at and count > len(unpack_ids(request.output_ids)):
                 self.at.discard(count)
                 self.go.clear()
             yield token
@@ -98,7 +99,7 @@ def whole(server: FakeServer, **fields: Any) -> Answer:
 
 def resumed(server: FakeServer) -> list[list[int]]:
     """What the newest two requests brought with them."""
-    return [message.output_ids for message in server.seen if isinstance(message, Generate)][-2:]
+    return [unpack_ids(message.output_ids).tolist() for message in server.seen if isinstance(message, Generate)][-2:]
 
 
 def test_a_stream_goes_on_wherever_it_was_cut(server: FakeServer, script: Stalling, codec: TextCodec) -> None:

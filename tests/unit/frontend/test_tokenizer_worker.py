@@ -26,6 +26,7 @@ from tpserve.messages import (
 )
 from tpserve.step import EngineLimits
 from tpserve.testing.fake_server import LIMITS, make_pipe
+from tpserve.tokens import pack_ids
 
 PARAMS = SamplingParams(seed=1)
 
@@ -60,10 +61,10 @@ def test_texts_ids_and_conversations_become_tokens_in_order(codec: TextCodec) ->
     )
     assert not refused
     assert sent == [
-        Generate(1, codec.encode("Hi"), replace(PARAMS, max_tokens=398)),
-        Generate(2, [5, 6], replace(PARAMS, max_tokens=398)),
+        Generate(1, pack_ids(codec.encode("Hi")), replace(PARAMS, max_tokens=398)),
+        Generate(2, pack_ids([5, 6]), replace(PARAMS, max_tokens=398)),
         Abort(1),
-        Generate(3, codec.encode_chat(chat.messages), replace(PARAMS, max_tokens=382), [7]),
+        Generate(3, pack_ids(codec.encode_chat(chat.messages)), replace(PARAMS, max_tokens=382), pack_ids([7])),
         Shutdown(),
     ]
 

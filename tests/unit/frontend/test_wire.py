@@ -17,7 +17,7 @@ def events(data: bytes) -> list[Any]:
 
 
 def finished(text: str, prompt: int, cached: int) -> Answer:
-    answer = Answer(1, (), asyncio.Event(), is_streaming=False)
+    answer = Answer(1, (), asyncio.Event(), is_streaming=False, meter=Meter(Metrics()))
     answer.start(prompt, cached)
     for letter in text:
         answer.add(5, letter, None)

@@ -27,6 +27,7 @@ from tpserve.scheduler.replies import LocalReplies, NullReplies
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource
 from tpserve.scheduler.scheduler import Scheduler
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine, continuation
+from tpserve.tokens import pack_ids, unpack_ids
 
 PATIENCE = 60.0
 
@@ -89,7 +90,7 @@ def messages(seed: int) -> list[RankMessage]:
     stream: list[RankMessage] = []
     for uid in range(40):
         params = SamplingParams(max_tokens=draw.randint(1, 15), seed=uid, ignore_eos=draw.random() < 0.5)
-        stream.append(Generate(uid, [draw.randrange(50) for _ in range(draw.randint(1, 20))], params))
+        stream.append(Generate(uid, pack_ids(draw.randrange(50) for _ in range(draw.randint(1, 20))), params))
         if draw.random() < 0.3:
             stream.append(Abort(draw.randrange(uid + 2)))
     return stream
@@ -141,7 +142,7 @@ def test_what_is_said_does_not_depend_on_how_messages_are_batched():
     first = tokens(1)
     assert first == tokens(2)
     whole = next(message for message in stream if message.params.ignore_eos and message.params.max_tokens > 5)
-    assert first[whole.uid][:5] == continuation(whole.prompt_ids, whole.params, 5)
+    assert first[whole.uid][:5] == continuation(unpack_ids(whole.prompt_ids), whole.params, 5)
 
 
 def test_a_follower_that_decides_otherwise_stops():

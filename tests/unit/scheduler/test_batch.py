@@ -6,11 +6,12 @@ from tpserve.scheduler.digest import RoundDecisions
 from tpserve.scheduler.queues import Request
 from tpserve.step import PageWrite, Sequence, SlotParams, Step, TokenWrite
 from tpserve.testing.fake_engine import SMALL_LIMITS
+from tpserve.tokens import pack_ids, unpack_ids
 
 
 def admitted(uid: int, slot: int, pages: list[int], length: int = 0) -> Request:
     params = SamplingParams(temperature=0.5, top_k=4, top_p=0.9, min_p=0.1, max_tokens=5, seed=77)
-    request = Request.of(Generate(uid, [7, 8, 9], params), 0, SMALL_LIMITS)
+    request = Request.of(Generate(uid, pack_ids([7, 8, 9]), params), 0, SMALL_LIMITS)
     request.slot, request.pages, request.length = slot, pages, length
     return request
 
@@ -29,7 +30,7 @@ def test_an_admitted_request_brings_its_row_with_it():
     batch.prefill(request, 3, [10, 11])
     assert batch.step() == Step(
         [Sequence(4, 0, 3, True)],
-        [TokenWrite(4, 0, [7, 8, 9])],
+        [TokenWrite(4, 0, unpack_ids(pack_ids([7, 8, 9])))],
         [PageWrite(4, 0, [10, 11])],
         [SlotParams(4, 0.5, 4, 0.9, 0.1, 77)],
     )
@@ -42,7 +43,7 @@ def test_a_step_does_not_change_when_the_request_goes_on():
     batch.start(request)
     request.tokens.append(5)
     batch.prefill(request, 3, [10, 11])
-    assert batch.step().tokens[0].tokens == [7, 8, 9]
+    assert batch.step().tokens[0].tokens.tolist() == [7, 8, 9]
 
 
 def test_prompts_come_first_and_part_of_one_draws_nothing():

@@ -4,28 +4,31 @@ from tpserve.api import Limits, RunningRequest, WaitingRequest
 from tpserve.messages import Generate, SamplingParams
 from tpserve.scheduler.queues import Queues, Request, Tombstones, View
 from tpserve.testing.fake_engine import SMALL_LIMITS
+from tpserve.tokens import pack_ids
 
 LIMITS = Limits(tokens=10, running=4, free_pages=5, page_size=4)
 
 
 def make(uid: int, prompt: int = 3, max_tokens: int = 5, outputs: int = 0, **params) -> Request:
-    message = Generate(uid, [9] * prompt, SamplingParams(max_tokens=max_tokens, seed=0, **params), [8] * outputs)
+    message = Generate(
+        uid, pack_ids([9] * prompt), SamplingParams(max_tokens=max_tokens, seed=0, **params), pack_ids([8] * outputs)
+    )
     return Request.of(message, arrival=100 + uid, limits=SMALL_LIMITS)
 
 
 def test_a_request_knows_its_limits():
     request = make(1, prompt=3, max_tokens=5, outputs=2)
-    assert (request.tokens, request.prompt_tokens, request.known, request.limit) == ([9, 9, 9, 8, 8], 3, 5, 8)
+    assert (request.tokens.tolist(), request.prompt_tokens, request.known, request.limit) == ([9, 9, 9, 8, 8], 3, 5, 8)
     assert (request.pending, request.reserve, request.stops) == (5, 7, (1, 2))
     assert make(1, max_tokens=1000, ignore_eos=True).limit == SMALL_LIMITS.max_context
     assert make(1, ignore_eos=True).stops == ()
 
 
 def test_requests_do_not_share_their_message():
-    message = Generate(1, [9], SamplingParams(max_tokens=5, seed=0))
+    message = Generate(1, pack_ids([9]), SamplingParams(max_tokens=5, seed=0))
     request = Request.of(message, 0, SMALL_LIMITS)
     request.tokens.append(7)
-    assert message.prompt_ids == [9]
+    assert message.prompt_ids == pack_ids([9])
 
 
 def test_a_request_stands_in_one_place():

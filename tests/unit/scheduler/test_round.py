@@ -26,6 +26,7 @@ from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, encode
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, SingleSource
 from tpserve.testing.lab import Task, soon
+from tpserve.tokens import pack_ids
 from tpserve.transports.inproc import InprocTransport
 
 WATCHDOG = 30.0
@@ -122,7 +123,7 @@ def run(source, log, end) -> list:
 
 
 def generate(uid: int, tokens: int = 5) -> Generate:
-    return Generate(uid, list(range(tokens)), SamplingParams(max_tokens=1, seed=uid))
+    return Generate(uid, pack_ids(range(tokens)), SamplingParams(max_tokens=1, seed=uid))
 
 
 @pytest.mark.parametrize("seed", range(3))

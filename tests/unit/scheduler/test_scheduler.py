@@ -14,6 +14,7 @@ from tpserve.scheduler.round import Round, RoundSource
 from tpserve.scheduler.scheduler import Scheduler
 from tpserve.step import EngineLimits
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine, continuation
+from tpserve.tokens import pack_ids, unpack_ids
 
 MAX_ROUNDS = 5_000
 
@@ -108,13 +109,13 @@ def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, max_running=8, max_step_
 
 def request(uid, prompt=(5, 6, 7), max_tokens=5, output_ids=(), **params):
     sampling = {"temperature": 0.0, "seed": uid, "ignore_eos": True, **params}
-    return Generate(uid, list(prompt), SamplingParams(max_tokens=max_tokens, **sampling), list(output_ids))
+    return Generate(uid, pack_ids(prompt), SamplingParams(max_tokens=max_tokens, **sampling), pack_ids(output_ids))
 
 
 def expected(message: Generate, limits: EngineLimits) -> tuple[list[int], str]:
     """What a request gets that nobody aborts."""
-    params, prompt = message.params, message.prompt_ids + message.output_ids
-    limit = min(len(message.prompt_ids) + params.max_tokens, limits.max_context)
+    params, prompt = message.params, unpack_ids(message.prompt_ids + message.output_ids)
+    limit = min(len(unpack_ids(message.prompt_ids)) + params.max_tokens, limits.max_context)
     drawn = continuation(prompt, params, limit - len(prompt), limits)
     for index, token in enumerate(drawn):
         if token in limits.eos_ids and not params.ignore_eos:

@@ -18,6 +18,7 @@ from tpserve.scheduler.queues import Queues, Request
 from tpserve.testing.fake_engine import SMALL_LIMITS
 from tpserve.testing.policy import PolicyContract
 from tpserve.testing.queues import CountingView, QueueState, fault, random_state
+from tpserve.tokens import pack_ids
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def queues_of(state: QueueState) -> Queues:
 def request_of(uid: int, known: int, reserve: int, arrival: int) -> Request:
     params = SamplingParams(max_tokens=reserve + 1 - known, seed=0)
     limits = msgspec.structs.replace(SMALL_LIMITS, max_context=1 << 30)
-    return Request.of(Generate(uid, [1] * known, params), arrival, limits)
+    return Request.of(Generate(uid, pack_ids([1] * known), params), arrival, limits)
 
 
 def test_states_cover_what_there_is() -> None:

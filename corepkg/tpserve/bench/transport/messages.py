@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from tpserve.envelope import SIZE, Sealer
+from tpserve.tokens import ITEM, pack_ids
 
 __all__ = ["SMALLEST", "Mint"]
 
 SMALLEST = 64
 MOST_TOKENS = 2048
-TOKEN_BYTES = 3
+TOKEN_BYTES = ITEM
 MARK = 0x7FED_CBA9_8765_4321
 """Stands for the uid in a template; no other field has these bytes."""
 
@@ -65,7 +66,7 @@ def _request(tokens: int, padding: bytes | None) -> bytes:
     message: dict[str, Any] = {
         "type": "generate",
         "uid": MARK,
-        "prompt_ids": [1000 + index % 40000 for index in range(tokens)],
+        "prompt_ids": pack_ids(1000 + index % 40000 for index in range(tokens)),
         "params": {"max_tokens": 64, "seed": 1},
     }
     return msgspec.msgpack.encode(message if padding is None else message | {"x": padding})

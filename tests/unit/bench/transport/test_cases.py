@@ -14,6 +14,7 @@ from tpserve.bench.transport.messages import Mint
 from tpserve.envelope import Opener
 from tpserve.errors import ConfigError
 from tpserve.messages import Abort, Generate, decode_rank
+from tpserve.tokens import unpack_ids
 
 
 def test_sizes_and_numbers_are_read() -> None:
@@ -100,7 +101,7 @@ def test_messages_have_the_size_that_is_wanted() -> None:
         uids.add(message.uid)
         if size >= 300:
             assert isinstance(message, Generate)
-            assert len(message.prompt_ids) >= min(2048, (size - 120) // 3 - 3)
+            assert len(unpack_ids(message.prompt_ids)) >= min(2048, (size - 120) // 4 - 3)
 
     assert len(uids) == 536 + 2 + 60 + 60 + 1
 
