@@ -10,6 +10,7 @@ import pytest
 from tpserve.frontend.exchange import Call, Exchange, GivenUp, Unavailable
 from tpserve.frontend.flights import MAX_RESENDS
 from tpserve.frontend.links import Connection
+from tpserve.frontend.metrics import Metrics
 from tpserve.messages import (
     Abort,
     ChatPrompt,
@@ -45,7 +46,7 @@ class Scene:
     """An exchange and the requests of one call, over one generation after the other."""
 
     def __init__(self, prompts: int = 1, is_streaming: bool = False, **params: object) -> None:
-        self.exchange = Exchange(max_requests=10, metrics=self.metrics)
+        self.exchange = Exchange(max_requests=10, metrics=Metrics())
         self.wake = asyncio.Event()
         self.start()
         prompt = [str(index) for index in range(prompts)]

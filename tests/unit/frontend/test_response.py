@@ -13,6 +13,7 @@ from tpserve.errors import RequestError
 from tpserve.frontend.answer import MAX_UNREAD
 from tpserve.frontend.exchange import Call, Exchange, Unavailable
 from tpserve.frontend.links import Connection
+from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.response import GenerationResponse
 from tpserve.frontend.wire import CompletionFormat
 from tpserve.messages import (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tpserve.frontend.answer import Answer
+from tpserve.frontend.metrics import Meter, Metrics
 from tpserve.frontend.wire import DONE, ChatFormat, CompletionFormat, Format
 
 
