@@ -2,13 +2,13 @@
 
 A policy is a pure function from a read-only view to a plan. **The rule**: equal views give equal plans, in
 every process and on every machine; so no clock, no randomness, no iteration over a ``set``, no ``id()`` or ``hash()``
-of an object, and no state kept between calls.
+of an object, and no state kept between calls. Time is counted in rounds.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,21 +19,27 @@ __all__ = ["Limits", "Plan", "Policy", "Prefill", "QueueView", "RunningRequest",
 
 
 class WaitingRequest(msgspec.Struct, frozen=True):
-    """A request that holds no pages yet.
+    """A request that holds no pages.
 
     Attributes:
         uid: names the request.
         arrival: its place in the message stream; smaller came earlier.
-        tokens: prompt tokens to compute, plus output tokens for a request that is resumed.
-        reserve: the most tokens that it can ever hold in the KV cache.
+        since: the round in which it began to wait.
         priority: larger is more urgent; 0 unless the client said otherwise.
+        cached: how many of its first tokens the prefix cache holds now.
+        tokens: tokens to compute behind those: of the prompt, and of the output for a request that goes on.
+        pages: free pages that admitting it takes: those for all these tokens, and cached ones that nobody holds now.
+        reserve: the most pages that it can ever hold.
     """
 
     uid: int
     arrival: int
-    tokens: int
-    reserve: int
+    since: int
     priority: int
+    cached: int
+    tokens: int
+    pages: int
+    reserve: int
 
 
 class RunningRequest(msgspec.Struct, frozen=True):
@@ -42,46 +48,46 @@ class RunningRequest(msgspec.Struct, frozen=True):
     Attributes:
         uid: names the request.
         arrival: its place in the message stream.
-        length: tokens whose keys and values are in the cache.
-        pending: prompt tokens still to compute; 0 when it decodes.
-        reserve: the most tokens that it can ever hold in the KV cache.
         priority: larger is more urgent.
+        length: tokens whose keys and values are in the cache.
+        pending: known tokens still to compute; 0 when it decodes, or has drawn its last token.
     """
 
     uid: int
     arrival: int
+    priority: int
     length: int
     pending: int
-    reserve: int
-    priority: int
 
 
 class Limits(msgspec.Struct, frozen=True):
     """What a plan must keep to.
 
     Attributes:
-        tokens: the most tokens that one step may compute; a prompt longer than this runs alone.
+        tokens: the most tokens that one step may compute.
+        chunk: the most tokens of one prompt that one step may compute.
         running: the most requests that may hold pages.
-        free_pages: pages that no request holds or has reserved.
-        page_size: tokens a page.
+        free_pages: pages for requests that are admitted in this step, after what the decoding ones take in it.
+        promised_pages: pages that the running requests may yet come to take. They are not kept back: when the pool runs
+            dry, the youngest request has to give its pages up, wait again and be computed anew.
     """
 
     tokens: int
+    chunk: int
     running: int
     free_pages: int
-    page_size: int
-
-    def pages(self, tokens: int) -> int:
-        """Pages that ``tokens`` tokens of one request take."""
-        return -(-tokens // self.page_size)
+    promised_pages: int
 
 
 class QueueView(Protocol):
     """What a policy sees. Reading it changes nothing.
 
-    ``waiting`` runs in order of arrival and costs what is read of it: a policy that stops early never pays for
-    the rest of a long queue.
+    ``waiting`` costs what is read of it: a policy that stops early never pays for the rest of a long queue.
     """
+
+    @property
+    def round(self) -> int:
+        """The round that is planned."""
 
     @property
     def limits(self) -> Limits:
@@ -99,15 +105,24 @@ class QueueView(Protocol):
     def num_decoding(self) -> int:
         """How many of those decode: a step that decodes computes one token of each."""
 
-    def waiting(self) -> Iterator[WaitingRequest]:
-        """Requests without pages, by arrival; lazy."""
+    @property
+    def priorities(self) -> Sequence[int]:
+        """The priorities of those that wait, largest first."""
+
+    def waiting(self, priority: int | None = None) -> Iterator[WaitingRequest]:
+        """Requests without pages, all or those of one priority, by arrival; lazy."""
 
     def running(self) -> Iterator[RunningRequest]:
         """Requests with pages, by arrival; lazy."""
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """Compute the next ``tokens`` prompt tokens of request ``uid``, admitting it if it waits."""
+    """Compute the next tokens of request ``uid`` that are known, admitting it if it waits.
+
+    Attributes:
+        uid: names the request.
+        tokens: so many; fewer are computed if more of them are found in the cache by then.
+    """
 
     uid: int
     tokens: int
@@ -139,5 +154,6 @@ class Policy(ABC):
     def plan(self, view: QueueView) -> Plan:
         """Decide the next step. Pure; see the module's rule.
 
-        The plan keeps to ``view.limits``; the scheduler checks it and treats a breach as a bug of the policy.
+        The plan keeps to ``view.limits``; the scheduler checks it and treats a breach as a bug of the policy. A plan
+        that computes nothing is one only if nothing is running.
         """
