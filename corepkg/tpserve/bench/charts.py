@@ -12,7 +12,19 @@ from html import escape
 
 import msgspec
 
-__all__ = ["STYLES", "Axis", "Interval", "Series", "intervals", "key", "line_chart", "log_axis", "number", "tail_axis"]
+__all__ = [
+    "STYLES",
+    "Axis",
+    "Interval",
+    "Series",
+    "intervals",
+    "key",
+    "line_chart",
+    "log_axis",
+    "number",
+    "style_of",
+    "tail_axis",
+]
 
 STYLES = 8
 WIDTH, HEIGHT = 560, 320
@@ -169,6 +181,11 @@ def key(style: int) -> str:
         f'<svg class="key s{style}" viewBox="0 0 30 12" aria-hidden="true"><path class="line s{style}" d="M1,6L29,6"/>'
         f'<path class="marker" transform="translate(15,6)" d="{MARKERS[style]}"/></svg>'
     )
+
+
+def style_of(place: int) -> int:
+    """The number of a series by its place: the first, a baseline, is grey; others take the colours in turn."""
+    return place if place < STYLES else 1 + (place - 1) % (STYLES - 1)
 
 
 def number(value: float) -> str:

@@ -5,10 +5,14 @@ The markup is well-formed XML too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-__all__ = ["details", "document", "figure", "table"]
+from tpserve.bench.charts import key, style_of
+from tpserve.bench.host import About
+
+__all__ = ["cell", "details", "document", "figure", "legend", "repeat", "table"]
 
 LIGHT = ("#5c6470", "#0067b1", "#c24e00", "#00805c", "#a8447f", "#946200", "#5b51c9", "#a32f2f")
 DARK = ("#a3adba", "#62b4f7", "#ff9151", "#3ecf9f", "#ee99c9", "#e6b64a", "#aaa2ff", "#ff8c85")
@@ -112,6 +116,43 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def details(summary: str, text: str) -> str:
     """A text that opens on demand."""
     return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def legend(names: Iterable[str]) -> str:
+    """Buttons that single series out, in the order of their places."""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="false" data-style="s{style_of(place)}">{key(style_of(place))}'
+        f"{escape(name)}</button>"
+        for place, name in enumerate(names)
+    )
+    return f'<div class="legend">{buttons}</div>'
+
+
+def repeat(argv: Sequence[str], about: About, plan: str, order: Iterable[Sequence[str]]) -> Iterator[str]:
+    """How to run it again.
+
+    Args:
+        argv: the command line.
+        about: where and with what it ran.
+        plan: everything that was set.
+        order: for each block the arms in the order in which they ran.
+    """
+    yield "<h2>How to repeat it</h2>"
+    yield f"<pre>{escape(shlex.join(['tpserve', *argv[1:]]))}</pre>"
+    yield table(
+        ["what", "which"], [[escape(name), escape(version)] for name, version in sorted(about.versions.items())]
+    )
+    yield details("The machine", f"{about.system}\n{about.cpu}, {about.cores} cores, {about.memory_gib} GiB")
+    yield details("Everything that was set", plan)
+    turns = "\n".join(f"block {number}: {', '.join(arms)}" for number, arms in enumerate(order))
+    yield details("The order in which arms ran", turns)
+
+
+def cell(value: float | None) -> str:
+    """A figure with three digits or more."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _variables(colours: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ one arm ran beside block i of the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -18,6 +19,9 @@ __all__ = ["REPLICATES", "Curve", "Ratio", "Statistic", "compare", "curve", "qua
 
 REPLICATES = 1000
 CONFIDENCE = 0.95
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t for 95 % and 1, 2, … degrees of freedom; NORMAL for ever more."""
+NORMAL = 1.960
 FEWEST_BEYOND = 2
 """A quantile is told only if at least so many samples can be expected beyond it."""
 
@@ -46,6 +50,19 @@ class Ratio(msgspec.Struct, frozen=True):
         if self.low <= 1 <= self.high:
             return "no difference"
         return "less" if self.high < 1 else "more"
+
+    def tone(self, *, more_is_better: bool) -> Literal["good", "bad", "quiet"]:
+        """Whether it is good news."""
+        if self.verdict == "no difference":
+            return "quiet"
+        return "good" if (self.verdict == "more") == more_is_better else "bad"
+
+    def for_few(self, blocks: int) -> Ratio:
+        """Widen the interval by what a bootstrap over so few blocks, at least 2, falls short of Student's t."""
+        t = STUDENT[blocks - 2] if blocks - 2 < len(STUDENT) else NORMAL
+        factor = t / NORMAL * math.sqrt(blocks / (blocks - 1))
+        low, high = (self.value * (edge / self.value) ** factor for edge in (self.low, self.high))
+        return Ratio(self.value, low, high)
 
     def __str__(self) -> str:
         told = "no difference" if self.verdict == "no difference" else f"{self.value:.3g}×"

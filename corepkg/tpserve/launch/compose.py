@@ -28,7 +28,7 @@ TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
 KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
-COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}
+COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
 DEFAULTS = {"policy": ServeConfig().policy}

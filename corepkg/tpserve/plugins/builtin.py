@@ -16,6 +16,7 @@ from tpserve.api import (
     TransportSpec,
     hookimpl,
 )
+from tpserve.comm.options import ShmCommOptions
 from tpserve.sync.options import ShmOptions
 from tpserve.transports.options import GlooOptions
 
@@ -63,7 +64,7 @@ def tpserve_syncs() -> list[SyncSpec]:
             summary="a word in shared memory that followers watch and sleep on, on one host",
             factory="tpserve.sync.shm:ShmSync",
             options=ShmOptions,
-            probe="tpserve.sync.futex:probe",
+            probe="tpserve.distributed.futex:probe",
             capabilities=SyncCapabilities(multi_node=False),
         ),
     ]
@@ -109,12 +110,20 @@ def tpserve_ops() -> list[OpsSpec]:
 
 @hookimpl
 def tpserve_comms() -> list[CommSpec]:
-    """Gloo over loopback or ethernet."""
+    """Shared memory, and gloo over loopback or ethernet."""
     return [
+        CommSpec(
+            name="shm",
+            summary="sums in shared memory, for CPU tensors on one host",
+            factory="tpserve.comm.shm:ShmComm",
+            options=ShmCommOptions,
+            probe="tpserve.comm.probe:probe",
+            capabilities=CommCapabilities(devices=("cpu",)),
+        ),
         CommSpec(
             name="gloo",
             summary="gloo, for CPU tensors and for ranks that share one GPU",
             factory="tpserve.comm.gloo:GlooComm",
             capabilities=CommCapabilities(devices=("cpu", "cuda"), shared_device=True, multi_node=True),
-        )
+        ),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpserve.api import Announcement, FanoutReceiver, FanoutSender, Options, Sync, SyncContext
-from tpserve.sync.meeting import Meeting
+from tpserve.distributed.meeting import Meeting
 from tpserve.sync.wire import decode, encode
 
 __all__ = ["InbandSync"]

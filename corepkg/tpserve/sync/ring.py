@@ -16,7 +16,8 @@ import os
 import time
 
 from tpserve.api import Announcement, FrameError
-from tpserve.sync import futex, wire
+from tpserve.distributed import futex
+from tpserve.sync import wire
 
 __all__ = ["Ring"]
 

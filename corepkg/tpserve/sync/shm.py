@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from tpserve.api import Announcement, Closed, DeadlineExceeded, FanoutSender, Options, PeerLost, Sync, SyncContext
-from tpserve.sync.meeting import Meeting
+from tpserve.distributed.meeting import Meeting
 from tpserve.sync.options import ShmOptions
 from tpserve.sync.ring import Ring
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from random import Random
 
 import msgspec
 
+from tpserve.bench.blocks import random_order
 from tpserve.bench.statistics import REPLICATES
 from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.board import Board
@@ -97,8 +97,7 @@ Progress = Callable[[str], None]
 
 def order(plan: Plan) -> list[list[int]]:
     """For each block the arms in the order in which they run; a function of the seed."""
-    random = Random(plan.seed)
-    return [random.sample(range(len(plan.arms)), len(plan.arms)) for _ in range(plan.blocks)]
+    return random_order(len(plan.arms), plan.blocks, plan.seed)
 
 
 def measure(plan: Plan, progress: Progress) -> Measurement:

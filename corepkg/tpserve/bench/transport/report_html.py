@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from html import escape
 
 import msgspec
 
-from tpserve.bench.charts import STYLES, Interval, Series, intervals, key, line_chart, log_axis, tail_axis
-from tpserve.bench.page import details, document, figure, table
+from tpserve.bench.charts import Interval, Series, intervals, key, line_chart, log_axis, style_of, tail_axis
+from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.transport.cases import size_text
-from tpserve.bench.transport.report_terminal import conditions, say_load
+from tpserve.bench.transport.report_terminal import conditions
 from tpserve.bench.transport.results import Measure, Outcome, Report, Verdict, plain
 
 __all__ = ["page"]
@@ -39,12 +38,7 @@ def _head(report: Report) -> Iterator[str]:
         yield details(f"block {failure.block} of {failure.arm} broke off", failure.error)
     links = "".join(f'<a href="#case{index}">{escape(str(case))}</a>' for index, case in enumerate(report.cases))
     yield f"<nav>{links}</nav>"
-    buttons = "".join(
-        f'<button type="button" aria-pressed="false" data-style="s{_style(index)}">{key(_style(index))}'
-        f"{escape(arm.name)}</button>"
-        for index, arm in enumerate(report.arms)
-    )
-    yield f'<div class="legend">{buttons}</div>'
+    yield legend(arm.name for arm in report.arms)
 
 
 def _sweeps(report: Report) -> Iterator[str]:
@@ -78,7 +72,7 @@ def _sweep(report: Report, cases: list[int], name: str, over: str, value: Callab
     series = [
         Series(
             arm.name,
-            _style(number),
+            style_of(number),
             [(place(index), value(found)) for index in cases if (found := report.outcome(index, arm.name))],
             has_markers=True,
         )
@@ -110,7 +104,7 @@ def _curves(report: Report, outcomes: list[tuple[int, Outcome]]) -> str:
     series = [
         Series(
             outcome.arm,
-            _style(place),
+            style_of(place),
             [(value, share) for value, share in outcome.cdf_us if share <= 1 - 1 / outcome.samples],
         )
         for place, outcome in outcomes
@@ -127,14 +121,13 @@ def _ratios(report: Report, case: int) -> Iterator[str]:
     measures: dict[Measure, list[Interval]] = {}
     for place, arm in enumerate(report.arms):
         for verdict in report.verdicts_on(case, arm.name):
-            measures.setdefault(verdict.measure, []).append(_interval(verdict, _style(place)))
+            measures.setdefault(verdict.measure, []).append(_interval(verdict, style_of(place)))
     charts = [intervals(rows, f"{WORDS[measure]} over that of {baseline}") for measure, rows in measures.items()]
     if charts:
         yield figure(f"Against {baseline}", "an interval that touches 1 shows no difference", "".join(charts))
 
 
 def _interval(verdict: Verdict, style: int) -> Interval:
-    tone = "good" if verdict.is_good else "bad"
     ratio = verdict.ratio
     return Interval(
         name=verdict.arm,
@@ -143,7 +136,7 @@ def _interval(verdict: Verdict, style: int) -> Interval:
         low=ratio.low,
         high=ratio.high,
         text=str(ratio),
-        tone="quiet" if verdict.verdict == "no difference" else tone,
+        tone=ratio.tone(more_is_better=verdict.measure == "throughput"),
     )
 
 
@@ -155,10 +148,10 @@ def _table(outcomes: list[tuple[int, Outcome]]) -> str:
         latency = outcome.latency_us
         rows.append(
             [
-                key(_style(place)) + escape(outcome.arm),
-                *map(_cell, (latency.p50, latency.p90, latency.p99, latency.p999, latency.max)),
-                _cell(outcome.messages_per_second or None),
-                _cell(outcome.megabytes_per_second or None),
+                key(style_of(place)) + escape(outcome.arm),
+                *map(cell, (latency.p50, latency.p90, latency.p99, latency.p999, latency.max)),
+                cell(outcome.messages_per_second or None),
+                cell(outcome.megabytes_per_second or None),
                 f"{outcome.cpu_seconds_per_1000_rounds:.3f}",
                 f"{outcome.peak_memory_mib:.0f}",
                 f"{outcome.grown_memory_mib:.1f}",
@@ -170,7 +163,7 @@ def _table(outcomes: list[tuple[int, Outcome]]) -> str:
 
 def _idle(report: Report) -> Iterator[str]:
     if report.idle:
-        styles = {arm.name: _style(place) for place, arm in enumerate(report.arms)}
+        styles = {arm.name: style_of(place) for place, arm in enumerate(report.arms)}
         yield "<h2>Idle</h2>"
         yield (
             f"<p>CPU time while {report.plan.ranks} ranks wait for messages, with a sign of life every "
@@ -184,29 +177,8 @@ def _idle(report: Report) -> Iterator[str]:
 
 
 def _repeat(report: Report) -> Iterator[str]:
-    about = report.about
-    yield "<h2>How to repeat it</h2>"
-    yield f"<pre>{escape(shlex.join(['tpserve', *report.argv[1:]]))}</pre>"
-    yield table(
-        ["what", "which"], [[escape(name), escape(version)] for name, version in sorted(about.versions.items())]
-    )
-    facts = f"{about.system}\n{about.cpu}, {about.cores} cores, {about.memory_gib} GiB\n{say_load(report.plan.load)}"
-    yield details("The machine", facts)
     plan = msgspec.json.format(msgspec.json.encode(report.plan, enc_hook=plain), indent=2).decode()
-    yield details("Everything that was set", plan)
-    order = "\n".join(f"block {number}: {', '.join(arms)}" for number, arms in enumerate(report.order))
-    yield details("The order in which arms ran", order)
-
-
-def _style(place: int) -> int:
-    """The baseline is grey; others take the colours in turn."""
-    return place if place < STYLES else 1 + (place - 1) % (STYLES - 1)
-
-
-def _cell(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return repeat(report.argv, report.about, plan, report.order)
 
 
 def _bytes(value: float) -> str:

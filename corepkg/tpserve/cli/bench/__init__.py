@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tpserve.cli.bench.serve import serve
 from tpserve.cli.bench.transport import transport
 from tpserve.cli.common import command_app
 
 app = command_app()
 app.command()(transport)
+app.command()(serve)
 
 
 @app.callback(no_args_is_help=True)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from tpserve.sync import futex
+from tpserve.distributed import futex
 from tpserve.testing.lab import Task
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
-from tpserve.sync.meeting import RANK, Meeting
+from tpserve.distributed.meeting import RANK, Meeting
 from tpserve.testing.lab import Task, soon
 
 

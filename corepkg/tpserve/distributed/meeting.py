@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.api import CommContext, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
 
 __all__ = ["Meeting"]
+
+Context = SyncContext | CommContext
 
 LEADER = 0
 RANK = struct.Struct("<I")
@@ -28,7 +30,7 @@ LONGEST_WAIT = 20 * 24 * 3600.0
 class Meeting:
     """One rank's end. Call :meth:`lead` or :meth:`follow` first; after an error it can only be closed."""
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
         self._peers: dict[int, socket.socket] = {}
         self._ranks: dict[int, int] = {}
@@ -128,7 +130,7 @@ class Meeting:
 
 
 @contextmanager
-def _listener(context: SyncContext) -> Iterator[socket.socket]:
+def _listener(context: Context) -> Iterator[socket.socket]:
     """A listening socket whose file is gone in the end."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _address(context) as address:
         try:
@@ -142,7 +144,7 @@ def _listener(context: SyncContext) -> Iterator[socket.socket]:
             (context.run_dir / context.name).unlink(missing_ok=True)
 
 
-def _connect(context: SyncContext, deadline: float) -> socket.socket:
+def _connect(context: Context, deadline: float) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _address(context) as address:
@@ -157,7 +159,7 @@ def _connect(context: SyncContext, deadline: float) -> socket.socket:
 
 
 @contextmanager
-def _address(context: SyncContext) -> Iterator[str]:
+def _address(context: Context) -> Iterator[str]:
     """The socket's path by way of a descriptor, because a socket's path has at most 107 bytes."""
     directory = os.open(context.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

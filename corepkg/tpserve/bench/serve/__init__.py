@@ -1,0 +1,1 @@
+"""The A/B bench of whole servers: ``tpserve bench serve``."""

@@ -1,0 +1,76 @@
+"""The arms of a comparison: whole servers that are started for it, or one that runs already."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from tpserve.bench.server import composition, serving
+from tpserve.errors import ConfigError, LaunchError
+
+__all__ = ["Arm", "launched", "running"]
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One server.
+
+    Attributes:
+        name: what the report calls it; unique in a comparison.
+        flags: of ``tpserve launch``.
+        url: of a server that runs already; empty: it is started anew for each block.
+        composition: what a server with these flags is made of.
+    """
+
+    name: str
+    flags: list[str] = []
+    url: str = ""
+    composition: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.url or shlex.join(["tpserve", "launch", *self.flags])
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        """Its address, for as long as it is needed.
+
+        Raises:
+            LaunchError: it does not start.
+        """
+        if self.url:
+            yield self.url
+            return
+        try:
+            with serving(self.flags) as url:
+                yield url
+        except LaunchError as error:
+            raise _named(self.name, error) from None
+
+
+def launched(name: str, flags: str) -> Arm:
+    """An arm that is started with these flags, written as in a shell.
+
+    Raises:
+        ConfigError: they cannot be read.
+        LaunchError: no server can be made of them.
+    """
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise ConfigError(f"--{name.lower()} {flags}: {error}") from None
+    try:
+        return Arm(name, words, composition=composition(words))
+    except LaunchError as error:
+        raise _named(name, error) from None
+
+
+def running(url: str) -> Arm:
+    """An arm that runs already."""
+    return Arm("server", url=url)
+
+
+def _named(name: str, error: LaunchError) -> LaunchError:
+    return LaunchError(f"{name}: {error.message}", error.hint)

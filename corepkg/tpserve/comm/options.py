@@ -1,0 +1,21 @@
+"""What can be set about the built-in comms; imports nothing large."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tpserve.api import Options
+
+__all__ = ["ShmCommOptions"]
+
+
+class ShmCommOptions(Options, frozen=True, kw_only=True):
+    """How ranks wait for each other.
+
+    Attributes:
+        spin: microseconds that a rank looks for another's part before it sleeps; never with more ranks than cores.
+    """
+
+    spin: Annotated[int, Meta(ge=0, le=100_000)] = 1000

@@ -1,0 +1,85 @@
+"""The client against a server that echoes prompts, and against ones that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tpserve.bench.client import RequestFailed, Stream, complete, open_client, served_model, stream, summarise
+from tpserve.errors import LaunchError
+from tpserve.testing.fake_server import FakeServer
+
+
+def ask(url: str, path: str, **body: Any) -> Stream:
+    async def run() -> Stream:
+        async with open_client(url) as client:
+            return await stream(client, path, body)
+
+    return asyncio.run(run())
+
+
+def answer(content: bytes, status: int = 200) -> Stream:
+    """What a client makes of this response."""
+
+    async def run() -> Stream:
+        transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await stream(client, "/v1/completions", {})
+
+    return asyncio.run(run())
+
+
+def test_a_completion_is_counted_as_the_server_does_and_every_text_is_timed(server: FakeServer) -> None:
+    seen = ask(f"{server.url}/v1/", "/v1/completions", prompt="abc", max_tokens=20)
+
+    assert (seen.prompt_tokens, seen.tokens, seen.cached_tokens) == (3, 4, 0)
+    assert 1 <= len(seen.arrivals) <= 3
+    assert seen.sent < seen.arrivals[0] <= seen.arrivals[-1]
+
+
+def test_the_role_of_a_chat_is_no_text() -> None:
+    role = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+    text = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9,"prompt_tokens_details":null}}\n\n'
+
+    seen = answer(role + text + text + end + usage + b"data: [DONE]\n\n")
+    assert (len(seen.arrivals), seen.tokens, seen.prompt_tokens) == (2, 9, 3)
+    assert len(answer(role + end + b"data: [DONE]\n\n").arrivals) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "says"),
+    [
+        (b'{"error": {"message": "too many"}}', 503, "503: too many"),
+        (b"<html>gone</html>", 404, "404: <html>gone</html>"),
+        (b'data: {"error": {"message": "a rank died"}}\n\n', 200, "a rank died"),
+        (b'data: {"choices": []}\n\n', 200, "the stream broke off"),
+        (b"data: nonsense\n\n", 200, "an event that cannot be read"),
+    ],
+)
+def test_a_failure_is_named(content: bytes, status: int, says: str) -> None:
+    with pytest.raises(RequestFailed, match=says):
+        answer(content, status)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://a:b"])
+def test_an_address_without_a_server_is_told(url: str) -> None:
+    async def run() -> str:
+        async with open_client(url) as client:
+            return await served_model(client)
+
+    with pytest.raises(LaunchError) as caught:
+        asyncio.run(run())
+    assert "\n" not in caught.value.message
+
+
+def test_streams_are_boiled_down(server: FakeServer) -> None:
+    assert [found.tokens for found in complete(server.url, [[100, 101], [102]], 5)] == [3, 2]
+
+    summary = summarise([Stream(0.0, [1.0, 3.0], 5, 2, 0), Stream(1.0, [4.0, 5.0], 3, 2, 0)])
+    assert (summary.output_tokens, summary.wall, summary.tokens_per_second) == (8, 5.0, 1.6)
+    assert (summary.ttft, summary.tpot) == (2.0, 0.5)

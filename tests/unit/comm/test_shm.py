@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpserve.api import CommContext, CommSpec, DeadlineExceeded
+from tpserve.comm.options import ShmCommOptions
+from tpserve.comm.shm import PART, ShmComm
+from tpserve.plugins.builtin import tpserve_comms
+from tpserve.testing.comm import CommContract, Ranks
+
+
+class TestShm(CommContract):
+    @pytest.fixture
+    def spec(self) -> CommSpec:
+        return next(spec for spec in tpserve_comms() if spec.name == "shm")
+
+    def test_what_is_larger_than_a_part_goes_in_several(self, ranks: Ranks) -> None:
+        """Rows that fill parts unevenly, and a row that fills more than one."""
+        for shape in ((700, 1000), (3, PART // 4 + 5)):
+            mine = [self.draw(rank, *shape) for rank in range(2)]
+            found = ranks(2, lambda comm, mine=mine: comm.all_gather(mine[comm.context.rank]))
+            assert all(torch.equal(torch.cat(mine, dim=1), each) for each in found)
+            found = ranks(2, lambda comm, mine=mine: comm.all_reduce(mine[comm.context.rank].clone()))
+            assert all(torch.equal(mine[0] + mine[1], each) for each in found)
+
+    def test_views_are_summed_and_filled(self, ranks: Ranks) -> None:
+        """Tensors whose elements do not lie one after the other."""
+
+        def work(comm) -> list[list[float]]:
+            table = torch.arange(12.0).view(3, 4) * (1 + comm.context.rank)
+            summed = comm.all_reduce(table[:, 1:3])
+            comm.broadcast(table[:, 0], 1)
+            return [summed.flatten().tolist(), table[:, 0].tolist()]
+
+        expected = [[3.0, 6.0, 15.0, 18.0, 27.0, 30.0], [0.0, 8.0, 16.0]]
+        assert ranks(2, work) == [expected, expected]
+
+
+def test_nothing_is_left_in_the_directory(tmp_path: Path) -> None:
+    def rank(number: int) -> None:
+        comm = ShmComm(ShmCommOptions(), CommContext(number, 2, tmp_path, "comm", "cpu", timeout=30.0))
+        comm.min(1)
+        comm.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_nobody_joins_gives_up(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        with pytest.raises(DeadlineExceeded):
+            ShmComm(ShmCommOptions(), CommContext(rank, 2, tmp_path, "comm", "cpu", timeout=30.0, join_timeout=0.2))
