@@ -43,6 +43,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_context: longest sequence; 0: the model's own limit.
         max_running: most requests in a batch.
         max_step_tokens: most tokens that one step computes.
+        chunked_prefill_size: most tokens of one prompt that one step computes; 0: as many as a step may.
+        cache: ``radix`` keeps computed pages for prompts that begin alike; ``none`` does not.
+        overlap: decide the next round while a step is computed.
         max_requests: most requests in flight; past it the server answers 503 with Retry-After.
         tokenizers: tokenizer processes.
         detokenizers: detokenizer processes.
@@ -81,6 +84,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_context: Natural = 0
     max_running: Positive = 256
     max_step_tokens: Positive = 8192
+    chunked_prefill_size: Natural = 0
+    cache: Literal["radix", "none"] = "radix"
+    overlap: bool = True
     max_requests: Positive = 4096
     tokenizers: Positive = 1
     detokenizers: Positive = 1

@@ -102,12 +102,14 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         prompt_ids: the prompt's tokens, written by :func:`tpserve.tokens.pack_ids`.
         params: sampling parameters; ``max_tokens`` and ``seed`` are set.
         output_ids: tokens generated before, for a request that is resumed; written likewise.
+        priority: larger is more urgent; the policy ``priority`` looks at it.
     """
 
     uid: int
     prompt_ids: bytes
     params: SamplingParams
     output_ids: bytes = b""
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -29,7 +29,7 @@ class WaitingRequest(msgspec.Struct, frozen=True):
         cached: how many of its first tokens the prefix cache holds now.
         tokens: tokens to compute behind those: of the prompt, and of the output for a request that goes on.
         pages: free pages that admitting it takes: those for all these tokens, and cached ones that nobody holds now.
-        reserve: the most pages that it can ever hold.
+        promised: pages that it may come to take after those, until it ends.
     """
 
     uid: int
@@ -39,7 +39,7 @@ class WaitingRequest(msgspec.Struct, frozen=True):
     cached: int
     tokens: int
     pages: int
-    reserve: int
+    promised: int
 
 
 class RunningRequest(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from tpserve.models.config import ModelConfig
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import NullReplies, ReplySink
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, RoundSource, SingleSource
-from tpserve.scheduler.scheduler import Scheduler
+from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import Engine, EngineLimits
 
 __all__ = ["Intake", "Rank", "compose_rank"]
@@ -93,9 +93,14 @@ def compose_rank(
             engine,
             load_part(post.composition.policy)(),
             log,
-            max_running=post.config.max_running,
-            max_step_tokens=post.config.max_step_tokens,
-            shutdowns=post.config.tokenizers,
+            Budget(
+                running=post.config.max_running,
+                step_tokens=post.config.max_step_tokens,
+                chunk=post.config.chunked_prefill_size,
+                cache=post.config.cache == "radix",
+                overlap=post.config.overlap,
+            ),
+            post.config.tokenizers,
         )
     except BaseException:
         resources.close()

@@ -17,6 +17,7 @@ from tpserve.api import (
     hookimpl,
 )
 from tpserve.comm.options import ShmCommOptions
+from tpserve.policies.options import BatchingOptions, LpmOptions, PriorityOptions
 from tpserve.sync.options import ShmOptions
 from tpserve.transports.options import GlooOptions
 
@@ -72,13 +73,26 @@ def tpserve_syncs() -> list[SyncSpec]:
 
 @hookimpl
 def tpserve_policies() -> list[PolicySpec]:
-    """First come, first served."""
+    """Whom to take next."""
     return [
         PolicySpec(
             name="fcfs",
-            summary="first come, first served; prompts before decoding",
+            summary="first come, first served",
             factory="tpserve.policies.fcfs:FcfsPolicy",
-        )
+            options=BatchingOptions,
+        ),
+        PolicySpec(
+            name="lpm",
+            summary="the longest cached prefix first",
+            factory="tpserve.policies.lpm:LpmPolicy",
+            options=LpmOptions,
+        ),
+        PolicySpec(
+            name="priority",
+            summary="the most urgent first, by the requests' priority",
+            factory="tpserve.policies.priority:PriorityPolicy",
+            options=PriorityOptions,
+        ),
     ]
 
 

@@ -33,6 +33,7 @@ class RoundDecisions(msgspec.Struct, frozen=True):
         lengths: how many tokens of each are cached when the round is over.
         tokens: the token drawn for each, or -1.
         finished: why each finished, or None.
+        retracted: requests that had to give their pages up.
     """
 
     uids: list[int] = []
@@ -40,6 +41,7 @@ class RoundDecisions(msgspec.Struct, frozen=True):
     lengths: list[int] = []
     tokens: list[int] = []
     finished: list[FinishReason | None] = []
+    retracted: list[int] = []
 
 
 class LoggedRound(msgspec.Struct, frozen=True):

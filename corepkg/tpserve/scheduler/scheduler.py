@@ -2,24 +2,49 @@
 
 All that it decides follows from the messages of the rounds and the tokens that the engine draws, so ranks that get the
 same rounds decide the same.
+
+With *overlap*, a round is decided while the step of the round before is still computed: the token that a request draws
+there is on the device already when the next step reads it, and its number is read afterwards. What was decided for a
+request that turns out to have finished is computed and thrown away.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 
-from tpserve.api.policy import Limits, Policy
+from tpserve.api.policy import Limits, Plan, Policy, Prefill
 from tpserve.errors import RankError
-from tpserve.kv.allocator import PageAllocator, SlotAllocator
 from tpserve.messages import Abort, FinishReason, Generate, RankMessage, Shutdown
-from tpserve.scheduler.batch import NO_TOKEN, Batch, breach
+from tpserve.scheduler.batch import NO_TOKEN, Batch
+from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.digest import DecisionLog
-from tpserve.scheduler.queues import NO_SLOT, Queues, Request, Tombstones, View
+from tpserve.scheduler.queues import NEVER_PEEKED, NO_SLOT, Queues, Request, Tombstones
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import Round, RoundSource
+from tpserve.scheduler.view import View, breach
 from tpserve.step import Engine, Pending
 
-__all__ = ["Scheduler"]
+__all__ = ["Budget", "Scheduler"]
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler is told to keep to.
+
+    Attributes:
+        running: the most requests that hold pages at a time.
+        step_tokens: the most tokens that one step computes.
+        chunk: the most tokens of one prompt that one step computes; 0: as many as a step may.
+        cache: whether computed pages are kept for others.
+        overlap: whether a round is decided while the one before is computed.
+    """
+
+    running: int = 256
+    step_tokens: int = 8192
+    chunk: int = 0
+    cache: bool = True
+    overlap: bool = False
 
 
 class Launched(msgspec.Struct, eq=False):
@@ -38,8 +63,7 @@ class Scheduler:
         engine: computes the steps.
         policy: decides what is computed next.
         log: gets the decisions of every round.
-        max_running: the most requests that hold pages at a time.
-        max_step_tokens: the most tokens that one step computes, but for a prompt that is longer and runs alone.
+        budget: what to keep to.
         shutdowns: how many Shutdown messages end the run: one from each tokenizer.
     """
 
@@ -50,9 +74,7 @@ class Scheduler:
         engine: Engine,
         policy: Policy,
         log: DecisionLog,
-        *,
-        max_running: int,
-        max_step_tokens: int,
+        budget: Budget,
         shutdowns: int = 1,
     ) -> None:
         self._source = source
@@ -60,15 +82,17 @@ class Scheduler:
         self._engine = engine
         self._policy = policy
         self._log = log
-        self._max_running = min(max_running, max_step_tokens, engine.limits.slots)
-        self._max_step_tokens = max_step_tokens
+        self._step_tokens = budget.step_tokens
+        self._chunk = min(budget.chunk or budget.step_tokens, budget.step_tokens)
+        self._depth = int(budget.overlap)
         self._limits = engine.limits
+        self._max_running = min(budget.running, budget.step_tokens, self._limits.slots)
         self._shutdowns_to_come = shutdowns
         self._arrivals = 0
         self._queues = Queues()
         self._tombstones = Tombstones()
-        self._pages = PageAllocator(self._limits.pages)
-        self._slots = SlotAllocator(self._limits.slots)
+        self._capacity = Capacity(self._limits, cache=budget.cache)
+        self._under_way: deque[Launched] = deque()
 
     def run(self) -> None:
         """Serve round after round, until told to stop.
@@ -79,22 +103,22 @@ class Scheduler:
         while self._shutdowns_to_come:
             arrived = self._receive()
             batch = self._decide(arrived)
-            launched = self._launch(batch)
-            self._finish(launched)
+            self._launch(batch)
+            self._finish(leaving=self._depth)
+        self._finish(leaving=0)
         self._replies.shutdown()
 
     def check(self) -> None:
-        """Assert that every page and every slot is free, or held by exactly one running request."""
-        running = self._queues.running.values()
-        self._pages.check(request.pages for request in running)
-        self._slots.check(request.slot for request in running)
+        """Assert that every page and every row is free, cached, or held by exactly one running request."""
+        self._capacity.check(self._queues.running.values())
 
     # The round's four parts.
 
     def _receive(self) -> Round:
         idle = not self._queues
         if idle:
-            self.check()
+            self._finish(leaving=0)
+            self._capacity.check_counts(self._queues.running.values())
         return self._source.receive(block=idle)
 
     def _decide(self, arrived: Round) -> Batch:
@@ -107,18 +131,20 @@ class Scheduler:
             self._plan(batch)
         return batch
 
-    def _launch(self, batch: Batch) -> Launched:
+    def _launch(self, batch: Batch) -> None:
         step = batch.step()
-        return Launched(batch, self._engine.launch(step) if step else None)
+        self._under_way.append(Launched(batch, self._engine.launch(step) if step else None))
 
-    def _finish(self, launched: Launched) -> None:
-        batch = launched.batch
-        tokens = batch.align(launched.pending.tokens()) if launched.pending else []
-        decisions = batch.decisions(tokens, self._commit(batch.requests, tokens))
-        output = batch.output(decisions)
-        if output:
-            self._replies.send(output)
-        self._log.fold(batch.round, decisions)
+    def _finish(self, leaving: int) -> None:
+        while len(self._under_way) > leaving:
+            launched = self._under_way.popleft()
+            batch = launched.batch
+            tokens = batch.align(launched.pending.tokens()) if launched.pending else []
+            decisions = batch.decisions(tokens, self._commit(batch.requests, tokens))
+            output = batch.output(decisions)
+            if output:
+                self._replies.send(output)
+            self._log.fold(batch.round, decisions)
 
     # Messages.
 
@@ -134,7 +160,7 @@ class Scheduler:
     def _enqueue(self, message: Generate, batch: Batch) -> None:
         if self._queues.get(message.uid):
             raise RankError(self._log.rank, batch.round, "a new uid", f"{message.uid}, which is taken")
-        request = Request.of(message, self._arrivals, self._limits)
+        request = Request.of(message, self._arrivals, batch.round, self._limits)
         self._arrivals += 1
         reason: FinishReason | None = "abort" if self._tombstones.take(request.uid) else self._refusal(request)
         if reason:
@@ -144,10 +170,10 @@ class Scheduler:
 
     def _refusal(self, request: Request) -> FinishReason | None:
         """Why a request ends before it has begun; the front end lets none of these through."""
-        limits = self._limits
-        if not request.tokens or request.known > limits.max_context:
+        limits, known = self._limits, len(request.tokens)
+        if not known or known > limits.max_context:
             return "error"
-        if request.known >= request.limit:
+        if known >= request.limit:
             return "length"
         if request.reserve > limits.pages * limits.page_size:
             return "error"
@@ -156,7 +182,7 @@ class Scheduler:
     def _abort(self, uid: int, batch: Batch) -> None:
         request = self._queues.get(uid)
         if request:
-            self._release(request)
+            self._end(request)
             batch.end(uid, "abort")
         else:
             self._tombstones.add(uid)
@@ -168,55 +194,113 @@ class Scheduler:
     # The plan.
 
     def _plan(self, batch: Batch) -> None:
-        limits = Limits(self._max_step_tokens, self._max_running, self._pages.free_count, self._limits.page_size)
-        plan = self._policy.plan(View(self._queues, limits))
-        wrong = breach(plan, self._queues, limits)
+        full = [request for request in self._queues.decoding.values() if self._capacity.is_full(request)]
+        plan = self._ask(batch.round, len(full))
+        if plan.decode:
+            self._grow(full, batch)
+        decoding = list(self._queues.decoding.values()) if plan.decode else []
+        for prefill in plan.prefill:
+            self._prefill(prefill, batch)
+        batch.decode(decoding)
+        for request in decoding:
+            self._await_last_token(request)
+
+    def _ask(self, round: int, growing: int) -> Plan:
+        """The policy's plan, when ``growing`` pages are wanted by those that decode."""
+        capacity = self._capacity
+        limits = Limits(
+            tokens=self._step_tokens,
+            chunk=self._chunk,
+            running=self._max_running,
+            free_pages=max(0, capacity.available - growing),
+            promised_pages=capacity.promised,
+        )
+        plan = self._policy.plan(View(self._queues, capacity, limits, round))
+        wrong = breach(plan, self._queues, capacity, limits)
         if wrong:
             expected, found = wrong
             policy = type(self._policy).__qualname__
-            raise RankError(self._log.rank, batch.round, f"policy {policy} to plan {expected}", found)
-        decoding = list(self._queues.decoding.values()) if plan.decode else []
-        for prefill in plan.prefill:
-            self._prefill(prefill.uid, prefill.tokens, batch)
-        batch.decode(decoding)
+            raise RankError(self._log.rank, round, f"policy {policy} to plan {expected}", found)
+        return plan
 
-    def _prefill(self, uid: int, tokens: int, batch: Batch) -> None:
-        waiting = self._queues.waiting.get(uid)
-        given = self._admit(waiting, batch) if waiting else []
-        request = self._queues.running[uid]
-        batch.prefill(request, tokens, given)
+    def _prefill(self, prefill: Prefill, batch: Batch) -> None:
+        request = self._queues.running.get(prefill.uid) or self._admit(prefill.uid, batch)
+        if request is None:
+            return
+        swapped = self._capacity.catch_up(request)
+        if swapped:
+            assert request.holding is not None
+            batch.give(request, swapped.start, request.holding.pages[swapped.start : swapped.stop])
+        batch.prefill(request, min(prefill.tokens, request.pending))
+        self._capacity.share(request)
         if not request.pending:
-            self._queues.decoding[uid] = request
+            self._queues.decoding[request.uid] = request
+            self._await_last_token(request)
+
+    def _await_last_token(self, request: Request) -> None:
+        """Decode no more if the token that is drawn now is the last."""
+        if request.length + 1 >= request.limit:
+            del self._queues.decoding[request.uid]
 
     # A running request's life.
 
-    def _admit(self, request: Request, batch: Batch) -> list[int]:
-        """Give a waiting request its row, and all pages that it can ever need: these."""
-        request.slot = self._slots.alloc()
-        request.pages = self._pages.alloc(-(-request.reserve // self._limits.page_size))
+    def _admit(self, uid: int, batch: Batch) -> Request | None:
+        """Give a waiting request a row and pages; nobody is admitted in a round in which others had to give theirs."""
+        request = self._queues.get_waiting(uid)
+        if request is None or batch.retracted:
+            return None
+        self._capacity.admit(request)
         self._queues.admit(request)
         batch.start(request)
-        return request.pages
+        return request
+
+    def _grow(self, full: list[Request], batch: Batch) -> None:
+        """Give each of these a page for its next token; where there is none, the youngest request has to go."""
+        for request in full:
+            while request.slot != NO_SLOT and not self._capacity.available:
+                self._retract(self._youngest(), batch)
+            if request.slot != NO_SLOT:
+                index = request.length // self._limits.page_size
+                batch.give(request, index, [self._capacity.grow(request)])
+
+    def _youngest(self) -> Request:
+        """The running request that arrived last, of those that need more than their last token."""
+        decoding = self._queues.decoding
+        running = [each for each in self._queues.running.values() if each.pending or each.uid in decoding]
+        return max(running, key=lambda request: request.arrival)
+
+    def _retract(self, request: Request, batch: Batch) -> None:
+        """Take back what a request holds; it waits again, to be computed anew as far as that is not cached then."""
+        self._capacity.release(request)
+        self._queues.retract(request)
+        batch.retracted.append(request.uid)
 
     def _commit(self, requests: list[Request], tokens: list[int]) -> list[FinishReason | None]:
-        """Append each request's token, let those go that are finished, and say why they are."""
+        """Append each request's token, end those that are finished, and say why they are.
+
+        The token of a request that has ended meanwhile is struck out.
+        """
         finished: list[FinishReason | None] = [None] * len(requests)
         for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             if token == NO_TOKEN:
                 continue
+            if request.has_ended:
+                tokens[row] = NO_TOKEN
+                continue
             request.tokens.append(token)
+            request.peeked = NEVER_PEEKED
             if token in request.stops:
                 finished[row] = "stop"
             elif len(request.tokens) == request.limit:
                 finished[row] = "length"
             else:
                 continue
-            self._release(request)
+            self._end(request)
         return finished
 
-    def _release(self, request: Request) -> None:
+    def _end(self, request: Request) -> None:
         """Forget a request and take back what it holds."""
+        request.has_ended = True
         self._queues.remove(request)
         if request.slot != NO_SLOT:
-            self._slots.free(request.slot)
-            self._pages.free(request.pages)
+            self._capacity.release(request)

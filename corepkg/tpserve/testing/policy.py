@@ -22,9 +22,10 @@ from typing import Any, ClassVar, Self
 import msgspec
 import pytest
 
-from tpserve.api import Limits, Options, Plan, Policy, PolicySpec
+from tpserve.api import Options, Plan, Policy, PolicySpec
 from tpserve.testing.processes import PATIENCE, load
-from tpserve.testing.queues import CountingView, QueueState, Simulation, fault, long_queue, random_state
+from tpserve.testing.queues import CountingView, QueueState, fault, long_queue, random_state
+from tpserve.testing.traffic import rounds_until_finished
 
 __all__ = ["PolicyContract"]
 
@@ -105,16 +106,8 @@ class PolicyContract:
     ) -> None:
         """A request of any size is finished after a bounded number of rounds, while others keep coming."""
         draw = random.Random(1)
-        limits = Limits(tokens=100, running=8, free_pages=60, page_size=8)
-        simulation = Simulation(make(spec, options), limits, 20, lambda: TRAFFIC[traffic](draw))
-        for _ in range(50):
-            simulation.round()
-        uid = simulation.add(*victim)
-        for _ in range(self.rounds):
-            simulation.round()
-            if not simulation.lives(uid):
-                return
-        pytest.fail(f"a prompt of {victim[0]} tokens is not finished after {self.rounds} rounds")
+        waited = rounds_until_finished(make(spec, options), lambda: TRAFFIC[traffic](draw), victim, self.rounds)
+        assert waited is not None, f"a prompt of {victim[0]} tokens is not finished after {self.rounds} rounds"
 
     def test_a_long_queue_is_not_read_to_its_end(self, spec: PolicySpec, options: Options) -> None:
         """What is not read costs nothing."""

@@ -5,18 +5,20 @@ import random
 import msgspec
 import pytest
 
-from tpserve.api import NoOptions, Plan, Policy, Prefill, RankError
+from tpserve.api import Plan, Policy, Prefill, RankError
 from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, Started, StepOutput
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import LocalReplies
 from tpserve.scheduler.round import Round, RoundSource
-from tpserve.scheduler.scheduler import Scheduler
+from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import EngineLimits
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine, continuation
 from tpserve.tokens import pack_ids, unpack_ids
 
 MAX_ROUNDS = 5_000
+SMALL_BUDGET = Budget(running=8, step_tokens=64)
 
 
 class Script(RoundSource):
@@ -78,28 +80,27 @@ class Chunks(Policy):
         left -= view.num_decoding * decode
         for request in view.running():
             if request.pending and left:
-                prefill.append(Prefill(request.uid, min(left, request.pending, 1 + request.length % 3)))
+                prefill.append(Prefill(request.uid, min(left, request.pending, limits.chunk, 1 + request.length % 3)))
                 left -= prefill[-1].tokens
         for request in reversed(list(view.waiting())):
-            rows, pages = rows - 1, pages - limits.pages(request.reserve)
+            rows, pages = rows - 1, pages - request.pages
             if rows < 0 or pages < 0 or not left:
                 break
-            prefill.append(Prefill(request.uid, min(left, request.tokens, 2)))
+            prefill.append(Prefill(request.uid, min(left, request.tokens, limits.chunk, 2)))
             left -= prefill[-1].tokens
         return Plan(tuple(prefill), decode or not prefill)
 
 
-def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, max_running=8, max_step_tokens=64, shutdowns=1, engine=None):
+def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, budget=SMALL_BUDGET, shutdowns=1, reserve=0.5, **changes):
     answers, log, source = Answers(), DecisionLog(0), Script(rounds)
     scheduler = Scheduler(
         source,
         LocalReplies(answers.add),
-        engine or FakeEngine(limits),
-        policy(NoOptions()),
+        FakeEngine(limits),
+        policy(BatchingOptions(reserve=reserve)),
         log,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
-        shutdowns=shutdowns,
+        msgspec.structs.replace(budget, **changes),
+        shutdowns,
     )
     source.scheduler = scheduler
     scheduler.run()
@@ -137,8 +138,15 @@ class Workload:
             vocab_size=draw.choice([10, 50, 1000]),
             eos_ids=draw.choice([(), (1,), (1, 2)]),
         )
-        self.max_running = draw.randint(1, 12)
-        self.max_step_tokens = draw.choice([1, 7, 30, 200])
+        self.budget = Budget(
+            running=draw.randint(1, 12),
+            step_tokens=draw.choice([1, 7, 30, 200]),
+            chunk=draw.choice([0, 0, 1, 7]),
+            cache=draw.random() < 0.7,
+            overlap=draw.random() < 0.6,
+        )
+        self.reserve = draw.choice([0.0, 0.0, 0.5, 1.0])
+        self.beginnings = [[draw.randrange(self.limits.vocab_size) for _ in range(12)] for _ in range(3)]
         self.requests = [self._request(uid, draw) for uid in range(draw.randint(1, 30))]
         last = draw.choice([1, 5, 80])
         self.rounds = [[] for _ in range(last + 20)]
@@ -152,7 +160,8 @@ class Workload:
                     self.rounds[draw.randrange(last + 20)].insert(0, Abort(message.uid))
 
     def _request(self, uid, draw):
-        prompt = [draw.randrange(self.limits.vocab_size) for _ in range(draw.randint(1, 20))]
+        prompt = draw.choice(self.beginnings)[: draw.randint(0, 12)]
+        prompt = prompt + [draw.randrange(self.limits.vocab_size) for _ in range(draw.randint(1, 8))]
         output = [draw.randrange(3, self.limits.vocab_size) for _ in range(draw.choice([0, 0, 0, 4]))]
         return request(
             uid,
@@ -168,8 +177,8 @@ class Workload:
         return run(
             self.rounds if rounds is None else rounds,
             self.limits,
-            max_running=self.max_running,
-            max_step_tokens=self.max_step_tokens,
+            budget=options.pop("budget", self.budget),
+            reserve=self.reserve,
             **options,
         )
 
@@ -251,14 +260,14 @@ def test_a_short_request_does_not_wait_for_a_long_one():
 
 
 def test_no_more_run_together_than_may():
-    answers, _, _ = run([[request(uid) for uid in range(6)]], max_running=2)
+    answers, _, _ = run([[request(uid) for uid in range(6)]], running=2)
     assert max(len(output.uids) for output in answers.outputs) == 2
     assert len(answers.finished) == 6
 
 
-def test_a_prompt_longer_than_a_step_runs_alone():
-    answers, _, _ = run([[request(1)], [request(2, [4] * 30), request(3)]], max_step_tokens=10)
-    assert [2] in [output.uids for output in answers.outputs]
+def test_a_prompt_longer_than_a_step_takes_several():
+    answers, _, _ = run([[request(1)], [request(2, [4] * 30), request(3)]], step_tokens=10)
+    assert [output.uids for output in answers.outputs[:5]] == [[1], [1], [1], [1], [2, 3, 1]]
     assert [len(answers.tokens[uid]) for uid in (1, 2, 3)] == [5, 5, 5]
 
 
@@ -327,7 +336,7 @@ def test_a_uid_that_is_taken_stops_the_rank():
 
 
 def test_shutdown_ends_everything_in_its_round():
-    answers, log, _ = run([[request(1)], [], [Shutdown(), request(2)]], max_running=1)
+    answers, log, _ = run([[request(1)], [], [Shutdown(), request(2)]], running=1)
     assert answers.finished == {1: "abort", 2: "abort"}
     assert log.latest[0] == answers.outputs[-1].round == 2
 
@@ -349,21 +358,21 @@ def plans(*prefill, decode=True):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (plans(Prefill(9, 3)), "living requests, each once, found request 9"),
-        (plans(Prefill(3, 3), Prefill(3, 3)), "living requests, each once, found request 3"),
+        (plans(Prefill(9, 3)), "living requests, found request 9"),
+        (plans(Prefill(3, 3), Prefill(3, 3)), "each request once, found request 3 twice"),
         (plans(Prefill(3, 4)), "1 to 3 tokens of request 3, found 4"),
         (plans(Prefill(3, 0)), "1 to 3 tokens of request 3, found 0"),
         (plans(Prefill(3, 3), Prefill(4, 3), Prefill(5, 3)), "at most 2 running requests, found 3"),
-        (plans(Prefill(6, 1), Prefill(3, 1)), "at most 14 pages, found 15"),
-        (plans(Prefill(6, 9), Prefill(4, 2)), "at most 10 tokens, found 11"),
+        (plans(Prefill(6, 1), Prefill(3, 1)), "at most 4 pages, found 5"),
+        (plans(Prefill(3, 3), Prefill(6, 8)), "at most 10 tokens, found 11"),
         (plans(), "something to compute for 4 requests, found nothing"),
     ],
 )
 def test_a_policy_that_breaks_its_limits_is_named(policy, message):
-    limits = msgspec.structs.replace(SMALL_LIMITS, pages=14)
-    requests = [request(3, max_tokens=8), request(4), request(5), request(6, [4] * 9, max_tokens=40)]
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=4)
+    requests = [request(3, max_tokens=8), request(4), request(5), request(6, [4] * 13, max_tokens=3)]
     with pytest.raises(RankError, match=rf"rank 0, round 0: expected policy plans\.<locals>\.Fixed to plan {message}"):
-        run([requests], limits, policy, max_running=2, max_step_tokens=10)
+        run([requests], limits, policy, running=2, step_tokens=10)
 
 
 def test_an_idle_rank_decides_nothing():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tpserve.api import NoOptions, Options, Plan, PolicySpec, Prefill, QueueView
+from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.options import BatchingOptions
 
 
 def spec_of(policy: str) -> PolicySpec:
-    return PolicySpec(name="bad", summary="bad", factory=f"bad_policies:{policy}", options=NoOptions)
+    return PolicySpec(name="bad", summary="bad", factory=f"bad_policies:{policy}", options=BatchingOptions)
 
 
 class Clock(FcfsPolicy):
@@ -60,11 +61,11 @@ class Starving(FcfsPolicy):
         room, rows, pages = limits.tokens - view.num_decoding, limits.running - view.num_running, limits.free_pages
         taken: list[Prefill] = []
         for request in sorted(view.waiting(), key=lambda request: (request.tokens, request.arrival)):
-            room, rows, pages = room - request.tokens, rows - 1, pages - limits.pages(request.reserve)
+            room, rows, pages = room - request.tokens, rows - 1, pages - request.pages - request.promised
             if min(room, rows, pages) < 0:
                 break
             taken.append(Prefill(request.uid, request.tokens))
-        return Plan(tuple(taken)) if taken or view.num_decoding else super().plan(view)
+        return Plan(tuple(taken)) if taken or view.num_running else super().plan(view)
 
 
 class Stateful(FcfsPolicy):

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tpserve.api import NoOptions, Plan, Prefill
+from tpserve.api import Plan, Prefill
 from tpserve.messages import Generate, SamplingParams
 from tpserve.plugins.builtin import tpserve_policies
 from tpserve.policies.fcfs import FcfsPolicy
-from tpserve.scheduler.batch import breach
+from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.queues import Queues, Request
+from tpserve.scheduler.view import breach
 from tpserve.testing.fake_engine import SMALL_LIMITS
 from tpserve.testing.policy import PolicyContract
 from tpserve.testing.queues import CountingView, QueueState, fault, random_state
@@ -50,8 +51,8 @@ SHORT_TRAFFIC = {"traffic": "short", "victim": (99, 2)}
 )
 def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        getattr(PolicyContract(), test)(bad.spec_of(policy), NoOptions(), **arguments)
-    getattr(PolicyContract(), test)(tpserve_policies()[0], NoOptions(), **arguments)
+        getattr(PolicyContract(), test)(bad.spec_of(policy), BatchingOptions(), **arguments)
+    getattr(PolicyContract(), test)(tpserve_policies()[0], BatchingOptions(), **arguments)
 
 
 def test_the_kit_and_the_scheduler_find_the_same_faults() -> None:
@@ -60,13 +61,13 @@ def test_the_kit_and_the_scheduler_find_the_same_faults() -> None:
     for state in STATES:
         for plan in plans(draw, state):
             found.append(fault(plan, state) is None)
-            assert found[-1] == (breach(plan, queues_of(state), state.limits) is None), (plan, state)
+            assert found[-1] == (breach(plan, queues_of(state), Cached(state), state.limits) is None), (plan, state)
     assert 0.2 < sum(found) / len(found) < 0.8
 
 
 def plans(draw: random.Random, state: QueueState) -> list[Plan]:
     """A good plan, and variations of it, most of them bad."""
-    good = FcfsPolicy(NoOptions()).plan(CountingView(state))
+    good = FcfsPolicy(BatchingOptions()).plan(CountingView(state))
     more = [Prefill(request.uid, request.tokens) for request in draw.sample(state.waiting, min(2, len(state.waiting)))]
     less = tuple(Prefill(prefill.uid, draw.randint(0, prefill.tokens)) for prefill in good.prefill)
     return [
@@ -80,30 +81,43 @@ def plans(draw: random.Random, state: QueueState) -> list[Plan]:
     ]
 
 
+class Cached:
+    """What a scheduler's capacity says of those that wait."""
+
+    def __init__(self, state: QueueState) -> None:
+        self._waiting = {request.uid: request for request in state.waiting}
+
+    def peek(self, request: Request) -> tuple[int, int]:
+        waiting = self._waiting[request.uid]
+        return waiting.cached, waiting.pages
+
+
 def queues_of(state: QueueState) -> Queues:
     """The scheduler's own queues in this state."""
     queues = Queues()
     for waiting in state.waiting:
-        queues.enqueue(request_of(waiting.uid, waiting.tokens, waiting.reserve, waiting.arrival))
+        queues.enqueue(request_of(waiting.uid, waiting.cached + waiting.tokens, waiting.arrival))
     for running in state.running:
         known = running.length + running.pending if running.pending else running.length
-        request = request_of(running.uid, known, running.reserve, running.arrival)
-        request.length = running.length
+        request = request_of(running.uid, known, running.arrival)
+        request.known, request.length = known, running.length
         queues.running[running.uid] = request
         if not running.pending:
             queues.decoding[running.uid] = request
+    for number in range(state.finishing):
+        queues.running[-2 - number] = request_of(-2 - number, 1, 0)
     return queues
 
 
-def request_of(uid: int, known: int, reserve: int, arrival: int) -> Request:
-    params = SamplingParams(max_tokens=reserve + 1 - known, seed=0)
-    limits = msgspec.structs.replace(SMALL_LIMITS, max_context=1 << 30)
-    return Request.of(Generate(uid, pack_ids([1] * known), params), arrival, limits)
+def request_of(uid: int, known: int, arrival: int) -> Request:
+    message = Generate(uid, pack_ids([1] * known), SamplingParams(max_tokens=1, seed=0))
+    return Request.of(message, arrival, 0, msgspec.structs.replace(SMALL_LIMITS, max_context=1 << 30))
 
 
 def test_states_cover_what_there_is() -> None:
     assert any(not state.waiting for state in STATES)
     assert any(not state.running for state in STATES)
+    assert any(state.finishing for state in STATES)
     assert any(request.pending for state in STATES for request in state.running)
     assert any(request.tokens > state.limits.tokens for state in STATES for request in state.waiting)
-    assert {state.limits.page_size for state in STATES} == {1, 4, 16, 64}
+    assert any(request.cached for state in STATES for request in state.waiting)

@@ -1,0 +1,33 @@
+import pytest
+
+from tpserve.api import PolicySpec
+from tpserve.plugins.builtin import tpserve_policies
+from tpserve.policies.lpm import LpmPolicy
+from tpserve.policies.options import LpmOptions
+from tpserve.testing.policy import PolicyContract
+from tpserve.testing.queues import CountingView
+
+
+class TestLpm(PolicyContract):
+    @pytest.fixture
+    def spec(self) -> PolicySpec:
+        return next(spec for spec in tpserve_policies() if spec.name == "lpm")
+
+
+def order(state, **options) -> list[int]:
+    return [prefill.uid for prefill in LpmPolicy(LpmOptions(**options)).plan(CountingView(state)).prefill]
+
+
+def test_the_longest_cached_prefix_first_and_then_by_arrival(state, waits):
+    assert order(state([waits(1), waits(2, cached=16), waits(3, cached=64), waits(4, cached=16)])) == [3, 2, 4, 1]
+
+
+def test_waiting_makes_up_for_cached_tokens(state, waits):
+    waiting = [waits(1, since=92), waits(2, since=100, cached=64), waits(3, since=100, cached=65)]
+    assert order(state(waiting, now=100), ageing=8) == [3, 1, 2]
+    assert order(state(waiting, now=100), ageing=100) == [1, 3, 2]
+
+
+def test_behind_the_window_the_rest_comes_by_arrival(state, waits):
+    waiting = [waits(1), waits(2, cached=4), waits(3, cached=9), waits(4, cached=99)]
+    assert order(state(waiting), window=2) == [2, 1, 3, 4]
