@@ -22,13 +22,8 @@ class PageAllocator:
     """
 
     def __init__(self, pages: int) -> None:
+        self.total = pages
         self._stack = list(range(pages - 1, -1, -1))
-        self._held = bytearray(pages)
-
-    @property
-    def total(self) -> int:
-        """How many pages there are."""
-        return len(self._held)
 
     @property
     def free_count(self) -> int:
@@ -42,29 +37,22 @@ class PageAllocator:
             return []
         pages = self._stack[: -count - 1 : -1]
         del self._stack[-count:]
-        for page in pages:
-            self._held[page] = 1
         return pages
 
     def free(self, pages: list[int]) -> None:
         """Give held pages back."""
-        for page in pages:
-            assert self._held[page], f"page {page} freed and not held"
-            self._held[page] = 0
         self._stack.extend(reversed(pages))
 
     def check(self, owners: Iterable[list[int]]) -> None:
         """Assert that every page is either free or held by exactly one of ``owners``; takes time for every page."""
-        marks, owned = bytearray(self.total), 0
-        for pages in owners:
-            owned += len(pages)
+        marks, found = bytearray(self.total), 0
+        for pages in (self._stack, *owners):
+            found += len(pages)
             for page in pages:
                 marks[page] = 1
-        assert owned + len(self._stack) == self.total, f"{owned} pages owned, {len(self._stack)} free, of {self.total}"
-        assert marks == self._held, "pages are owned and not held, or held and not owned"
-        for page in self._stack:
-            marks[page] = 1
-        assert marks.count(1) == self.total, "a page is owned twice, or owned and free"
+        lost = marks.count(0)
+        assert not lost, f"{lost} pages are lost, the first is {marks.index(0)}"
+        assert found == self.total, f"{found - self.total} pages too many: some are held twice, or held and free"
 
 
 class SlotAllocator:
@@ -77,6 +65,7 @@ class SlotAllocator:
     def __init__(self, slots: int) -> None:
         self.total = slots
         self._heap = list(range(slots))
+        self._held = bytearray(slots)
 
     @property
     def free_count(self) -> int:
@@ -86,11 +75,14 @@ class SlotAllocator:
     def alloc(self) -> int:
         """Hold the lowest free slot; the caller has seen that one is free."""
         assert self._heap, "a slot wanted, none free"
-        return heappop(self._heap)
+        slot = heappop(self._heap)
+        self._held[slot] = 1
+        return slot
 
     def free(self, slot: int) -> None:
         """Give a held slot back."""
-        assert slot not in self._heap, f"slot {slot} freed and not held"
+        assert self._held[slot], f"slot {slot} freed and not held"
+        self._held[slot] = 0
         heappush(self._heap, slot)
 
     def check(self, owned: Iterable[int]) -> None:
