@@ -34,22 +34,24 @@ class Memory:
             while not self.writer.has_room():
                 self.writer.publish()
                 yield from self.read()
-            end = self.writer.write(frame, max(end, 0))
+            end = self.writer.write(frame, max(end, 0), len(frame) % 2 == 1)
 
     def read(self) -> Iterator[bytes]:
         """What can be read now."""
-        while (frame := self.reader.next()) is not None:
+        while (taken := self.reader.next()) is not None:
+            frame, flag = taken
+            assert flag == (len(frame) % 2 == 1)
             yield frame
 
     def send(self, frame: bytes) -> None:
         """Write and publish a small frame."""
-        self.writer.write(frame, 0)
+        self.writer.write(frame, 0, flag=True)
         self.writer.publish()
 
     def fill(self) -> None:
         """Send until there is no room."""
         while self.writer.has_room():
-            self.send(b"-" * 100)
+            self.send(b"-" * 101)
 
     def close(self) -> None:
         self.writer.close()
@@ -78,10 +80,10 @@ def test_frames_of_all_sizes_go_round_the_end(memory: Memory) -> None:
 
 
 def test_nothing_is_seen_before_it_is_published(memory: Memory) -> None:
-    memory.writer.write(b"frame", 0)
+    memory.writer.write(b"frame", 0, flag=True)
     assert memory.reader.next() is None
     memory.writer.publish()
-    assert memory.reader.next() == b"frame"
+    assert memory.reader.next() == (b"frame", True)
     assert memory.reader.next() is None
 
 
@@ -96,8 +98,8 @@ def test_a_damaged_record_is_an_error(memory: Memory, offset: int) -> None:
 
 def test_damage_in_a_later_piece_is_an_error(memory: Memory) -> None:
     frame = b"-" * (SIZE // 2)
-    end = memory.writer.write(frame, 0)
-    assert memory.writer.write(frame, end) < SIZE
+    end = memory.writer.write(frame, 0, flag=True)
+    assert memory.writer.write(frame, end, flag=True) < SIZE
     memory.writer.publish()
     memory.raw[RECORDS + 16 + end + 20] ^= 1
 
@@ -108,7 +110,7 @@ def test_damage_in_a_later_piece_is_an_error(memory: Memory) -> None:
 def test_a_record_of_an_earlier_time_does_not_pass(memory: Memory) -> None:
     for _ in range(SIZE // 32):
         memory.send(b"frame")
-        assert memory.reader.next() == b"frame"
+        assert memory.reader.next() == (b"frame", True)
         assert memory.writer.has_room()
     memory.raw[0:8] = struct.pack("<Q", SIZE + 32)
 

@@ -4,6 +4,8 @@ A follower says which it is and hands over a copy of its bell. When all have com
 memory and its own bell, and the socket's file goes. From then on the sockets only tell that a peer has gone. The memory
 has no name: nothing is left of it, whatever way the processes end, and what a leader has published can be read even
 after its death. So closing has nothing to wait for.
+
+A message is a frame, or several small ones: the header's length, the header with the frames' lengths, and the frames.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import os
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, FrameError, PeerLost, TransportError
+from tpserve.api.flow import NO_MARK, WORD, batches, pack, unpack
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.ring import PIECE, RingReader, RingWriter, create
 from tpserve_transport_shm.watch import Watch
@@ -27,6 +31,9 @@ MAGIC = b"tps1"
 WELCOME = b"!"
 ATTEMPTS = 0.01
 GREETING_TIME = 5.0
+
+PACKED = 64 << 10
+"""Small frames that are sent together make messages of so many bytes."""
 
 BREATH = 0.01
 """Seconds after which a leader that waits for room looks by itself: no order of a store and a later load is certain, so
@@ -79,8 +86,8 @@ class ShmFanoutSender(FanoutSender):
             if self._torn:
                 raise TransportError("a frame was sent in part: the fan-out can only be closed")
             self._torn = True
-            for frame in frames:
-                self._write(ring, frame, deadline)
+            for batch in batches(frames, PACKED):
+                self._write(ring, *_message(batch), deadline)
             self._publish(ring)
             self._torn = False
 
@@ -136,15 +143,15 @@ class ShmFanoutSender(FanoutSender):
         finally:
             os.close(memory)
 
-    def _write(self, ring: RingWriter, frame: bytes, deadline: float) -> None:
+    def _write(self, ring: RingWriter, message: bytes, several: bool, deadline: float) -> None:
         end = 0
         while True:
             if not ring.has_room():
                 self._await_room(ring, deadline)
-            end = ring.write(frame, end)
+            end = ring.write(message, end, several)
             if ring.unpublished >= PIECE:
                 self._publish(ring)
-            if end == len(frame):
+            if end == len(message):
                 return
 
     def _await_room(self, ring: RingWriter, deadline: float) -> None:
@@ -179,7 +186,7 @@ class ShmFanoutReceiver(FanoutReceiver):
         self._followers = followers
         self._spin = options.spin / 1e6 if (os.cpu_count() or 1) > 1 else 0.0
         self._came_soon = False
-        self._frames: list[bytes] = []
+        self._frames: deque[bytes] = deque()
         self._is_lost = False
         self._ring: RingReader | None = None
         self._bell = -1
@@ -213,15 +220,14 @@ class ShmFanoutReceiver(FanoutReceiver):
             assert ring is not None, "connect() comes first"
             frames = self._frames
             while len(frames) < count:
-                frame = ring.next()
-                if frame is not None:
-                    frames.append(frame)
+                message = ring.next()
+                if message is not None:
+                    frames.extend(_frames(*message))
                 elif self._is_lost:
                     raise PeerLost(f"the leader at {self._path} has gone")
                 else:
                     self._wait(ring, deadline, f"{len(frames)} of {count} frames came by {self._path}")
-            self._frames = frames[count:]
-            return frames[:count]
+            return [frames.popleft() for _ in range(count)]
 
     def close(self) -> None:
         """Leave, which the leader notices."""
@@ -250,3 +256,19 @@ class ShmFanoutReceiver(FanoutReceiver):
 
 def _greeting(follower: int, followers: int) -> bytes:
     return GREETING.pack(MAGIC, follower, followers)
+
+
+def _message(frames: Sequence[bytes]) -> tuple[bytes, bool]:
+    """One message of these frames, and whether they are several."""
+    if len(frames) == 1:
+        return frames[0], False
+    header, body = pack(NO_MARK, frames)
+    return b"".join((WORD.pack(len(header)), header, body)), True
+
+
+def _frames(message: bytes, several: bool) -> Sequence[bytes]:
+    if not several:
+        return (message,)
+    end = WORD.size + WORD.unpack_from(message)[0]
+    _, frames = unpack(message[WORD.size : end], message[end:])
+    return frames

@@ -3,12 +3,12 @@
     0              64             128            192                64 (2 + readers)
     | published    | wanted       | taken by 0   | taken by 1   | … | record | record | …      the ring      … |
 
-The words count bytes ever written or taken, in 64 bits, each alone in its cache line. A frame is one record or several:
+The words count bytes ever written or taken, in 64 bits, each alone in its cache line. A message is one record or more:
 
-    | bytes of the frame from here on | digest | piece, padded to 16 bytes |
+    | bytes of the message from here on, and its flag | digest | piece, padded to 16 bytes |
 
 Records begin at multiples of 16 and hold 256 KiB at most, and none goes round the end: a piece that would is cut there.
-So frames may be of any size, and a large one is read while it is still being written.
+So messages may be of any size, and a large one is read while it is still being written.
 
 **Why no reader sees half a record.** The writer stores a record and then ``published``; readers load them the other way
 round; CPython makes one load or store of an aligned word. x86-64 keeps the order of stores and that of loads. aarch64
@@ -85,7 +85,7 @@ class Ring:
         self._memory.close()
 
     def _fitting(self, rest: int, position: int) -> int:
-        """How many bytes of a frame the record at a position holds, when there are ``rest`` from there on."""
+        """How many bytes of a message the record at a position holds, when there are ``rest`` from there on."""
         return min(rest, self._piece, self._size - position % self._size - HEADER.size)
 
 
@@ -115,14 +115,15 @@ class RingWriter(Ring):
         """Have readers tell when a quarter of the ring is free. A hint: on rare occasions nobody does."""
         self._words[WANTED] = self._written - self._size + self._size // 4
 
-    def write(self, frame: bytes, start: int) -> int:
-        """Write the next piece of a frame, from ``start``; only while there is room. Returns where it ended."""
-        rest = len(frame) - start
+    def write(self, message: bytes, start: int, flag: bool) -> int:
+        """Write the next piece of a message, from ``start``; only while there is room. Returns where it ended."""
+        rest = len(message) - start
         length = self._fitting(rest, self._written)
-        piece = frame if length == len(frame) else memoryview(frame)[start : start + length]
+        piece = message if length == len(message) else memoryview(message)[start : start + length]
+        word = rest << 1 | flag
         at = self._start + self._written % self._size
         body = at + HEADER.size
-        HEADER.pack_into(self._memory, at, rest, xxh3_64_intdigest(piece, _seed(rest, self._written)))
+        HEADER.pack_into(self._memory, at, word, xxh3_64_intdigest(piece, _seed(word, self._written)))
         self._memory[body : body + length] = piece
         self._written += _padded(length)
         return start + length
@@ -163,53 +164,54 @@ class RingReader(Ring):
         self._bell = bell
         self._taken = 0
         self._alone = b""
-        self._frame: BytesIO | None = None
+        self._message: BytesIO | None = None
 
     def has_more(self) -> bool:
         """Whether there is something to read, if only a piece."""
         more: bool = self._words[PUBLISHED] != self._taken
         return more
 
-    def next(self) -> bytes | None:
-        """Take the next frame; None while it has not come in full.
+    def next(self) -> tuple[bytes, bool] | None:
+        """Take the next message, with its flag; None while it has not come in full.
 
         Raises:
             FrameError: what is there is damaged.
         """
         while self.has_more():
-            length, rest = self._load()
+            length, word = self._load()
+            rest, flag = word >> 1, bool(word & 1)
             self._free(_padded(length))
-            if self._frame is None:
+            if self._message is None:
                 if length == rest:
-                    return self._alone
-                self._frame = _buffer(rest)
-                self._frame.write(self._alone)
+                    return self._alone, flag
+                self._message = _buffer(rest)
+                self._message.write(self._alone)
             else:
-                self._frame.seek(length, os.SEEK_CUR)
+                self._message.seek(length, os.SEEK_CUR)
             if length == rest:
-                frame, self._frame = self._frame.getvalue(), None
-                return frame
+                message, self._message = self._message.getvalue(), None
+                return message, flag
         return None
 
     def _load(self) -> tuple[int, int]:
-        """Copy the next piece; its length, and how much of its frame there is from there on."""
+        """Copy the next piece; its length, and the word before it."""
         at = self._start + self._taken % self._size
         patience = 0.0
         while True:
-            rest, digest = HEADER.unpack_from(self._memory, at)
-            length = self._fitting(rest, self._taken)
-            if self._copy(at + HEADER.size, length, _seed(rest, self._taken)) == digest:
-                return length, rest
+            word, digest = HEADER.unpack_from(self._memory, at)
+            length = self._fitting(word >> 1, self._taken)
+            if self._copy(at + HEADER.size, length, _seed(word, self._taken)) == digest:
+                return length, word
             patience = patience or time.monotonic() + SETTLING
             if time.monotonic() >= patience:
                 raise FrameError(f"the record at byte {self._taken} is damaged")
 
     def _copy(self, start: int, length: int, seed: int) -> int:
-        """Copy a piece, behind those of its frame that are there; the digest of the copy."""
-        if self._frame is None:
+        """Copy a piece, behind those of its message that are there; the digest of the copy."""
+        if self._message is None:
             self._alone = self._memory[start : start + length]
             return xxh3_64_intdigest(self._alone, seed)
-        place = self._frame.getbuffer()[self._frame.tell() :][:length]
+        place = self._message.getbuffer()[self._message.tell() :][:length]
         place[:] = self._view[start : start + len(place)]
         return xxh3_64_intdigest(place, seed)
 
@@ -221,7 +223,7 @@ class RingReader(Ring):
 
 
 def _buffer(size: int) -> BytesIO:
-    """For a frame of that size, which it gives away uncopied; written to once, so that it need never grow."""
+    """For a message of that size, which it gives away uncopied; written to once, so that it need never grow."""
     buffer = BytesIO()
     buffer.seek(size - 1)
     buffer.write(b"\0")
@@ -239,6 +241,6 @@ def _padded(length: int) -> int:
     return (HEADER.size + length + ALIGN - 1) // ALIGN * ALIGN
 
 
-def _seed(rest: int, position: int) -> int:
+def _seed(word: int, position: int) -> int:
     """Of a record's digest: so one that is left from an earlier time does not pass for another."""
-    return (rest * MIX ^ position) & 0xFFFF_FFFF_FFFF_FFFF
+    return (word * MIX ^ position) & 0xFFFF_FFFF_FFFF_FFFF
