@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "corepkg"
-PLUGINS = sorted((ROOT / "plugins").glob("*/src"))
+PLUGINS = sorted([*(ROOT / "plugins").glob("*/src"), *(ROOT / "examples").glob("*/src")])
 HEAVY = {"torch", "transformers", "accelerate", "zmq", "pynng", "triton", "flashinfer"}
 LIGHT = ("api", "cli", "config", "envelope", "errors", "frontend", "kv", "messages", "plugins", "policies", "scheduler")
 LIGHT += ("settings", "step", "values", "version", "weights.source", "launch")

@@ -104,3 +104,29 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert np.array_equal(first, replicate(blocks, median, seed=1, stream=0, replicates=20))
     assert not np.array_equal(first, replicate(blocks, median, seed=1, stream=1, replicates=20))
     assert not np.array_equal(first, replicate(blocks, median, seed=2, stream=0, replicates=20))
+
+
+def test_good_news_is_less_of_a_latency_and_more_of_a_throughput() -> None:
+    assert Ratio(0.5, 0.4, 0.6).tone(more_is_better=False) == "good"
+    assert Ratio(0.5, 0.4, 0.6).tone(more_is_better=True) == "bad"
+    assert Ratio(1.1, 0.9, 1.3).tone(more_is_better=True) == "quiet"
+
+
+def test_few_blocks_widen_an_interval_on_both_sides_and_many_do_not() -> None:
+    ratio = Ratio(2.0, 1.0, 4.0)
+
+    assert ratio.for_few(5).high == pytest.approx(2 * 2 ** (2.776 / 1.96 * (5 / 4) ** 0.5))
+    assert ratio.for_few(5).low == pytest.approx(4 / ratio.for_few(5).high)
+    assert ratio.for_few(10_000).high == pytest.approx(4, rel=1e-3)
+    assert ratio.for_few(2).high > ratio.for_few(3).high > ratio.for_few(17).high > 4
+
+
+def test_three_blocks_of_one_figure_each_seldom_tell_equal_arms_apart() -> None:
+    rng = np.random.default_rng(5)
+    found = []
+    for seed in range(100):
+        a, b = ([np.exp(0.1 * rng.normal(size=1)) for _ in range(3)] for _ in range(2))
+        found.append(ratio(a, b, seed, replicates=100))
+
+    assert sum(ratio.verdict != "no difference" for ratio in found) > 10
+    assert sum(ratio.for_few(3).verdict != "no difference" for ratio in found) <= 5

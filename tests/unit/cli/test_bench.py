@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from tpserve.cli.main import main
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Run a bench that must end with exit code 2; what it says."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["tpserve", "bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -29,12 +46,25 @@ from tpserve.cli.main import main
         ("--messages 1", "error: there is nothing to compare"),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2(
-    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["tpserve", "bench", "transport", *arguments.split()])
+def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Refused) -> None:
+    assert says in refused("transport", *arguments.split())
 
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "error: there is nothing to measure\nhint: Write --url URL, or --a 'FLAGS' --b 'FLAGS'"),
+        (["--url", "http://127.0.0.1:1", "--a", ""], "error: --url measures one server"),
+        (["--url", "http://127.0.0.1:1"], "error: no server answers at http://127.0.0.1:1"),
+        (["--a", "--sync glo"], "error: A: the server did not start: there is no sync plugin named 'glo'\nhint: Did"),
+        (["--a", "'"], "error: --a ': No closing quotation"),
+        (["--a", "", "--request-rate", "fast"], "error: --request-rate: expected requests a second"),
+        (["--a", "", "--metric-percentiles", "50,100"], "error: --metric-percentiles: expected numbers between"),
+        (["--a", "", "--dataset-name", "sharegpt"], "error: --dataset-name sharegpt and --dataset-path FILE go"),
+        (["--a", "", "--dataset-path", "x.json"], "error: --dataset-name sharegpt and --dataset-path FILE go"),
+        (["--a", "", "--backend", "openai-chat"], "error: --dataset-name random sends token ids"),
+        (["--a", "", "--html", "nowhere/x.html"], "error: nowhere/x.html: there is no folder"),
+    ],
+)
+def test_so_does_one_about_whole_servers(arguments: list[str], says: str, refused: Refused) -> None:
+    assert says in refused("serve", *arguments)

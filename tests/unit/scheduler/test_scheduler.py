@@ -364,13 +364,13 @@ def plans(*prefill, decode=True):
         (plans(Prefill(3, 0)), "1 to 3 tokens of request 3, found 0"),
         (plans(Prefill(3, 3), Prefill(4, 3), Prefill(5, 3)), "at most 2 running requests, found 3"),
         (plans(Prefill(6, 1), Prefill(3, 1)), "at most 4 pages, found 5"),
-        (plans(Prefill(3, 3), Prefill(6, 8)), "at most 10 tokens, found 11"),
+        (plans(Prefill(3, 3), Prefill(5, 8)), "at most 10 tokens, found 11"),
         (plans(), "something to compute for 4 requests, found nothing"),
     ],
 )
 def test_a_policy_that_breaks_its_limits_is_named(policy, message):
     limits = msgspec.structs.replace(SMALL_LIMITS, pages=4)
-    requests = [request(3, max_tokens=8), request(4), request(5), request(6, [4] * 13, max_tokens=3)]
+    requests = [request(3, max_tokens=8), request(4), request(5, [4] * 8), request(6, [4] * 13, max_tokens=3)]
     with pytest.raises(RankError, match=rf"rank 0, round 0: expected policy plans\.<locals>\.Fixed to plan {message}"):
         run([requests], limits, policy, running=2, step_tokens=10)
 

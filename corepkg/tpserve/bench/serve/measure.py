@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,7 +16,7 @@ from tpserve.bench.serve.arms import Arm
 from tpserve.bench.serve.arrivals import Rate, arrival_times
 from tpserve.bench.serve.counters import Counts, scrape
 from tpserve.bench.serve.load import Sample, drive
-from tpserve.bench.serve.prompts import Workload, make_prompts, request
+from tpserve.bench.serve.prompts import Prompts, Workload, request
 from tpserve.bench.statistics import REPLICATES
 
 __all__ = ["Plan", "Run", "measure"]
@@ -80,41 +81,48 @@ def measure(plan: Plan, progress: Progress) -> list[Run]:
         ConfigError: prompts cannot be had.
         LaunchError: a server does not start, or none answers.
     """
+    prompts = Prompts(plan.workload)
     runs: list[Run] = []
     for block, arms in enumerate(random_order(len(plan.arms), plan.blocks, plan.seed)):
         for arm in arms:
             with plan.arms[arm].serving() as url:
-                runs += asyncio.run(_measure_server(plan, url, block, arm, progress))
+                runs += asyncio.run(_Turn(plan, prompts, block, arm).run(url, progress))
     return runs
 
 
-async def _measure_server(plan: Plan, url: str, block: int, arm: int, progress: Progress) -> list[Run]:
-    """All rates on one server."""
-    async with open_client(url) as client:
-        model = plan.model or await served_model(client)
-        await _warm_up(plan, client, model, block)
-        runs = []
-        for rate in range(len(plan.rates)):
-            runs.append(await _run(plan, client, model, block, arm, rate))
-            progress(plan.arms[arm].name)
-        return runs
+class _Turn:
+    """One arm in one block: all rates on one server."""
 
+    def __init__(self, plan: Plan, prompts: Prompts, block: int, arm: int) -> None:
+        self._plan = plan
+        self._prompts = prompts
+        self._block = block
+        self._arm = arm
 
-async def _warm_up(plan: Plan, client: httpx.AsyncClient, model: str, block: int) -> None:
-    workload = msgspec.structs.replace(plan.workload, num_prompts=plan.warm_ups)
-    prompts = make_prompts(workload, Random(f"{plan.seed}/{block}/warm-up"))
-    requests = [request(workload, prompt, model) for prompt in prompts]
-    await drive(client, requests, [0.0] * len(requests), max_concurrency=1)
+    async def run(self, url: str, progress: Progress) -> list[Run]:
+        plan = self._plan
+        async with open_client(url) as client:
+            model = plan.model or await served_model(client)
+            warm_up = self._requests("warm-up", plan.warm_ups, model)
+            await drive(client, warm_up, [0.0] * len(warm_up), max_concurrency=1)
+            runs = []
+            for rate in range(len(plan.rates)):
+                runs.append(await self._measure(client, model, rate))
+                progress(plan.arms[self._arm].name)
+            return runs
 
+    async def _measure(self, client: httpx.AsyncClient, model: str, rate: int) -> Run:
+        plan = self._plan
+        requests = self._requests(rate, plan.workload.num_prompts, model)
+        random = Random(f"{plan.seed}/{self._block}/{rate}/arrivals")
+        arrivals = arrival_times(len(requests), plan.rates[rate], plan.burstiness, random)
+        before = await scrape(client)
+        samples = await drive(client, requests, arrivals, plan.max_concurrency)
+        after = await scrape(client)
+        counted = after - before if before and after else None
+        return Run(block=self._block, arm=self._arm, rate=rate, samples=samples, counted=counted)
 
-async def _run(plan: Plan, client: httpx.AsyncClient, model: str, block: int, arm: int, rate: int) -> Run:
-    """One rate; its prompts and arrivals are those of the other arms, and of no other run."""
-    random = Random(f"{plan.seed}/{block}/{rate}")
-    prompts = make_prompts(plan.workload, random)
-    arrivals = arrival_times(len(prompts), plan.rates[rate], plan.burstiness, random)
-    requests = [request(plan.workload, prompt, model) for prompt in prompts]
-    before = await scrape(client)
-    samples = await drive(client, requests, arrivals, plan.max_concurrency)
-    after = await scrape(client)
-    counted = after - before if before and after else None
-    return Run(block=block, arm=arm, rate=rate, samples=samples, counted=counted)
+    def _requests(self, what: object, count: int, model: str) -> list[tuple[str, dict[str, Any]]]:
+        """Requests that are the same for all arms, and for nothing else."""
+        prompts = self._prompts.draw(count, Random(f"{self._plan.seed}/{self._block}/{what}"))
+        return [request(self._plan.workload, prompt, model) for prompt in prompts]

@@ -10,7 +10,7 @@ import msgspec
 
 from tpserve.errors import ConfigError
 
-__all__ = ["Prompt", "Workload", "make_prompts", "request"]
+__all__ = ["Prompt", "Prompts", "Workload", "request"]
 
 FIRST_ID = 100
 """Lower ids are special in many vocabularies."""
@@ -70,15 +70,25 @@ class Talk(msgspec.Struct, frozen=True):
     conversations: list[Turn] = []
 
 
-def make_prompts(workload: Workload, random: Random) -> list[Prompt]:
-    """The prompts of one run.
+class Prompts:
+    """Where a workload's prompts come from.
+
+    Args:
+        workload: which.
 
     Raises:
         ConfigError: the file cannot be read, or has too few conversations.
     """
-    if workload.dataset == "sharegpt":
-        return _conversations(workload, random)
-    return [_random_prompt(workload, random) for _ in range(workload.num_prompts)]
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._questions = _read_questions(workload) if workload.dataset == "sharegpt" else []
+
+    def draw(self, count: int, random: Random) -> list[Prompt]:
+        """So many prompts, at most ``num_prompts``."""
+        if self._workload.dataset == "sharegpt":
+            return random.sample(self._questions, count)
+        return [_random_prompt(self._workload, random) for _ in range(count)]
 
 
 def request(workload: Workload, prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
@@ -101,7 +111,7 @@ def _random_prompt(workload: Workload, random: Random) -> Prompt:
     return Prompt(ids, vary(workload.output_len))
 
 
-def _conversations(workload: Workload, random: Random) -> list[Prompt]:
+def _read_questions(workload: Workload) -> list[Prompt]:
     path = Path(workload.dataset_path)
     try:
         talks = msgspec.json.decode(path.read_bytes(), type=list[Talk])
@@ -112,7 +122,7 @@ def _conversations(workload: Workload, random: Random) -> list[Prompt]:
     prompts = [prompt for talk in talks if (prompt := _first_question(talk, workload.output_len))]
     if len(prompts) < workload.num_prompts:
         raise ConfigError(f"{path} has {len(prompts)} conversations of a useful length, fewer than --num-prompts")
-    return random.sample(prompts, workload.num_prompts)
+    return prompts
 
 
 def _first_question(talk: Talk, output_len: int | None) -> Prompt | None:

@@ -159,7 +159,7 @@ def _measure(plan: Plan) -> list[Run]:
 
     from tpserve.bench.serve.measure import measure
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms) * len(plan.rates))
         try:

@@ -1,0 +1,57 @@
+"""What this fan-out does beyond the contract."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost, TransportError
+from tpserve_transport_shm.plugin import ShmOptions
+from tpserve_transport_shm.transport import ShmTransport
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_frame_sent_in_part_is_the_last(tmp_path: Path) -> None:
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = ShmTransport(ShmOptions(send_buffer=1 << 16))
+    leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    joining = threading.Thread(target=follower.connect, args=(soon,))
+    joining.start()
+    leader.connect(soon)
+    joining.join()
+    assert list(tmp_path.iterdir()) == []
+
+    leader.send_many([b"whole"], soon)
+    with pytest.raises(DeadlineExceeded, match=r"follower 0 of .* is 65536 bytes behind"):
+        leader.send_many([bytes(1 << 20)], time.monotonic() + 0.1)
+    with pytest.raises(TransportError, match="can only be closed"):
+        leader.send_many([b"more"], soon)
+    leader.close()
+
+    assert follower.recv_many(1, soon) == [b"whole"]
+    with pytest.raises(PeerLost):
+        follower.recv_many(1, soon)
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_two_followers_with_one_number_are_an_error(tmp_path: Path) -> None:
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = ShmTransport(ShmOptions())
+    leader = transport.fanout_sender(address, 2)
+    followers = [transport.fanout_receiver(address, 0, 2) for _ in range(2)]
+    joining = [threading.Thread(target=_refused, args=(follower.connect, soon)) for follower in followers]
+    for thread in joining:
+        thread.start()
+    with pytest.raises(FrameError, match=r"expected one of followers \[1\]"):
+        leader.connect(soon)
+    transport.close()
+    for thread in joining:
+        thread.join()
+
+
+def _refused(connect: object, deadline: float) -> None:
+    assert callable(connect)
+    with pytest.raises(TransportError):
+        connect(deadline)
