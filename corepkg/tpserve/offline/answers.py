@@ -22,6 +22,7 @@ class Completion(msgspec.Struct, frozen=True):
         token_ids: the output's tokens: those that completed a stop string, and an end-of-text token, included.
         finish_reason: ``stop`` at an end-of-text token or a stop string, ``length`` at a limit.
         prompt_tokens: length of the prompt.
+        cached_tokens: how many of these were found in the prefix cache.
     """
 
     index: int
@@ -29,6 +30,7 @@ class Completion(msgspec.Struct, frozen=True):
     token_ids: list[int]
     finish_reason: FinishReason
     prompt_tokens: int
+    cached_tokens: int
 
 
 class Answer:
@@ -42,10 +44,12 @@ class Answer:
 
     Attributes:
         completion: the whole, once it has finished; None before.
+        cached_tokens: how much of the prompt was found in the prefix cache.
     """
 
     def __init__(self, index: int, prompt_tokens: int, decoder: StreamDecoder, stop: Sequence[str]) -> None:
         self.completion: Completion | None = None
+        self.cached_tokens = 0
         self._index = index
         self._prompt_tokens = prompt_tokens
         self._decoder = decoder
@@ -72,4 +76,5 @@ class Answer:
         return stopped and not finish
 
     def _complete(self, reason: FinishReason) -> None:
-        self.completion = Completion(self._index, "".join(self._texts), self._tokens, reason, self._prompt_tokens)
+        text = "".join(self._texts)
+        self.completion = Completion(self._index, text, self._tokens, reason, self._prompt_tokens, self.cached_tokens)

@@ -173,6 +173,9 @@ class LLM:
             engine.put(requests)
             while answers:
                 output = engine.next()
+                for started in output.started:
+                    if started.uid in answers:
+                        answers[started.uid].cached_tokens = started.cached_tokens
                 for uid, token, finish in zip(output.uids, output.tokens, output.finished, strict=True):
                     if uid not in answers:
                         continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpserve.cli.bench.offline import offline
 from tpserve.cli.bench.serve import serve
 from tpserve.cli.bench.transport import transport
 from tpserve.cli.common import command_app
@@ -9,6 +10,7 @@ from tpserve.cli.common import command_app
 app = command_app()
 app.command()(transport)
 app.command()(serve)
+app.command()(offline)
 
 
 @app.callback(no_args_is_help=True)

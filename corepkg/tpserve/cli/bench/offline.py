@@ -1,0 +1,84 @@
+"""``tpserve bench offline``: engines without a server, one choice of settings against another."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tpserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tpserve.bench.offline import Run
+
+__all__ = ["offline"]
+
+REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256}
+
+
+def offline(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SETTING=VALUE", help="Settings of all arms: dtype=float32 tp=2.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="A folder, a .gguf file or a hub id.", show_default="the embedded model"),
+    ] = "",
+    workload: Annotated[
+        Literal["mixed", "fixed", "shared"],
+        typer.Option(help="100–1024 tokens in and out; 128 in and 64 out; 8 groups that share 512 tokens, 16 out."),
+    ] = "fixed",
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="All at once; 256, 16 and 256 unless given.", show_default=False)
+    ] = None,
+    a: Annotated[str | None, typer.Option("--a", metavar="SETTING=VALUE,…", help="The baseline: cache=none.")] = None,
+    b: Annotated[str | None, typer.Option("--b", metavar="SETTING=VALUE,…", help="What is held against it.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each arm that count; one more warms up.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts and the order of arms.")] = 0,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where the report goes.", show_default="standard output"),
+    ] = None,
+) -> None:
+    """Measure tokens a second of ``tpserve.LLM`` on one workload.
+
+    With --a and --b two engines are up and take turns; without, there is one.
+    """
+    shared = _settings(settings or [])
+    arms = {"a": shared | _settings((a or "").split(","))}
+    if b is not None:
+        arms["b"] = shared | _settings(b.split(","))
+
+    import msgspec
+
+    from tpserve.bench.offline import Plan, measure
+
+    plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
+    report = measure(plan, arms, _note)
+    text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
+    if json is not None:
+        json.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    for name, ratio in report.ratios.items():
+        sys.stderr.write(f"{name} over a: {ratio or 'one run says nothing'}\n")
+
+
+def _settings(words: list[str]) -> dict[str, str]:
+    given = {}
+    for word in filter(None, words):
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"{word}: no setting", "Write SETTING=VALUE, as in cache=none")
+        given[name.strip().replace("-", "_")] = value
+    return given
+
+
+def _note(arm: str, repeat: int, run: Run) -> None:
+    what = "warm-up" if repeat < 0 else f"run {repeat + 1}"
+    steps = f", {1000 * run.tpot:.1f} ms a token" if run.tpot is not None else ""
+    cached = f", {run.cached_tokens} of {run.prompt_tokens} prompt tokens cached" if run.cached_tokens else ""
+    sys.stderr.write(f"{arm}, {what}: {run.tokens_per_second:.1f} tokens/s{steps}{cached}\n")

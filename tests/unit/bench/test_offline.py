@@ -1,0 +1,75 @@
+"""Runs on a small model: what is counted, what repeats share, and what an arm's settings do."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tpserve.bench.offline import WORKLOADS, Arm, Plan, Report, Run, measure
+from tpserve.bench.workload import Workload, fixed, shared_prefix
+from tpserve.cli.bench import app
+from tpserve.errors import ConfigError
+from tpserve.testing.models import make_model
+
+SMALL = {"dtype": "float32", "threads": 1, "kv_tokens": 4096}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(autouse=True)
+def small_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORKLOADS, "fixed", lambda n, seed: Workload(fixed(n, 20, seed, 200), [5] * n))
+    monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed: shared_prefix(2, n // 2, 32, 4, 3, seed, 200))
+
+
+def test_two_arms_take_turns_on_the_same_prompts(model: Path) -> None:
+    order: list[tuple[str, int]] = []
+    arms = {"a": {**SMALL, "cache": "none"}, "b": {**SMALL, "cache": "radix"}}
+    plan = Plan(str(model), "shared", 8, repeats=2, seed=3)
+    report = measure(plan, arms, lambda arm, repeat, run: order.append((arm, repeat)))
+    assert [repeat for _, repeat in order] == [-1, -1, 0, 0, 1, 1]
+    assert {tuple(sorted(arm for arm, at in order if at == repeat)) for repeat in (-1, 0, 1)} == {("a", "b")}
+    assert [(run.prompt_tokens, run.output_tokens) for arm in report.arms.values() for run in arm.runs] == [
+        (288, 24)
+    ] * 4
+    assert [run.cached_tokens for run in report.arms["a"].runs] == [0, 0]
+    assert [run.cached_tokens for run in report.arms["b"].runs] == [192, 192]
+    assert report.ratios.keys() == {"b"}
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+def test_a_repeat_finds_nothing_of_the_one_before_and_tells_what_a_step_takes(model: Path) -> None:
+    report = measure(Plan(str(model), "fixed", 3, repeats=2, seed=0), {"a": SMALL})
+    arm = report.arms["a"]
+    assert isinstance(arm, Arm)
+    assert not report.ratios
+    for run in arm.runs:
+        assert (run.prompt_tokens, run.cached_tokens, run.output_tokens) == (60, 0, 15)
+        assert run.first_seconds is not None
+        assert run.tpot == pytest.approx((run.seconds - run.first_seconds) / 4)
+    assert arm.tokens_per_second == pytest.approx(sum(15 / run.seconds for run in arm.runs) / 2)
+
+
+def test_the_command_writes_json(model: Path, tmp_path: Path) -> None:
+    words = ["offline", *(f"{name}={value}" for name, value in SMALL.items())]
+    flags = ["--model", str(model), "--requests", "2", "--repeats", "1", "--b", "overlap=false,page-size=4"]
+    done = CliRunner().invoke(app, [*words, *flags, "--json", str(tmp_path / "out.json")], catch_exceptions=False)
+    assert done.exit_code == 0
+    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=Report)
+    assert report.arms["b"].settings == {**{k: str(v) for k, v in SMALL.items()}, "overlap": "false", "page_size": "4"}
+    assert report.ratios == {"b": None}
+    assert "b, run 1: " in done.stderr
+
+
+@pytest.mark.parametrize("words", [["cache"], ["--a", "=3"], ["--b", "cache=radix,nonsense"]])
+def test_what_is_no_setting_is_named(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^(cache|=3|nonsense): no setting"):
+        CliRunner().invoke(app, ["offline", *words], catch_exceptions=False)
+
+
+def test_tokens_a_second_are_of_the_output() -> None:
+    assert Run(2.0, 100, 0, 30).tokens_per_second == 15
