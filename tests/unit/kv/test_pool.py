@@ -1,6 +1,7 @@
 """Requests hold the right pages, share what they can, and give everything back."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tpserve.kv.pool import CacheCounters, KvPool
+from tpserve.kv import pool as pools
+from tpserve.kv.pool import AT_ONCE, CacheCounters, KvPool
 from tpserve.tokens import pack_ids
 
 
@@ -55,9 +57,9 @@ def test_the_next_turn_finds_prompt_and_answer():
 def test_the_last_token_is_always_computed():
     pool = KvPool(8, 4, cache=True)
     serve(pool, ids(range(8)))
-    assert pool.peek(ids(range(8))) == 4
+    assert pool.peek(ids(range(8))) == (4, 1)
     assert pool.admit(ids(range(8))).shared == 1
-    assert pool.peek(ids(range(9))) == 8
+    assert pool.peek(ids(range(9))) == (8, 1)
     assert pool.admit(ids(range(9))).shared == 2
 
 
@@ -66,8 +68,9 @@ def test_without_a_cache_nothing_is_kept():
     serve(pool, ids(range(6)))
     held = pool.admit(ids(range(6)))
     pool.grow(held, 5)
-    assert pool.peek(ids(range(6))) == 0
-    assert pool.share(held, ids(range(5))) == range(0)
+    assert pool.peek(ids(range(6))) == (0, 0)
+    pool.share(held, ids(range(5)))
+    assert pool.catch_up(held, ids(range(6)), 0) == range(0)
     assert held.shared == 0
     assert pool.counters == CacheCounters(looked_up=12, found=0, evicted=0)
     pool.check([held])
@@ -77,7 +80,7 @@ def test_chunks_are_shared_with_those_who_come_later():
     pool = KvPool(16, 4, cache=True)
     first = pool.admit(ids(range(20)))
     pool.grow(first, 2)
-    assert pool.share(first, ids(range(6))) == range(0)
+    pool.share(first, ids(range(6)))
     assert first.shared == 1
     second = pool.admit(ids(range(20)))
     assert (second.pages, second.shared) == ([0], 1)
@@ -86,33 +89,82 @@ def test_chunks_are_shared_with_those_who_come_later():
     assert pool.admit(ids(range(20))).pages == [0, 1, 2, 3]
 
 
-def test_who_computed_the_same_takes_over_the_pages_of_the_cache():
+def two_that_begin_alike():
+    """A pool, one who has shared four pages, and one whose first three say the same."""
     pool = KvPool(16, 4, cache=True)
     first, second = pool.admit(ids(range(20))), pool.admit(ids(range(12), [9] * 8))
     assert pool.grow(first, 5) == [0, 1, 2, 3, 4]
     assert pool.grow(second, 5) == [5, 6, 7, 8, 9]
-    assert not pool.share(first, ids(range(16)))
-    assert pool.share(second, ids(range(12), [9] * 6)) == range(3)
+    pool.share(first, ids(range(16)))
+    return pool, first, second
+
+
+def test_who_is_behind_takes_over_what_others_have_computed():
+    pool, first, second = two_that_begin_alike()
+    assert pool.catch_up(second, ids(range(12), [9] * 8), 5) == range(3)
     assert second.pages == [0, 1, 2, 8, 9]
-    assert second.shared == 4
+    assert second.shared == 3
     assert pool.available == 16 - 7
+    assert pool.catch_up(second, ids(range(12), [9] * 8), 12) == range(0)
+    pool.share(second, ids(range(12), [9] * 6))
+    assert second.shared == 4
     pool.check([first, second])
-    assert pool.share(first, ids(range(16))) == range(0)
     pool.release(second, ids(range(12), [9] * 8))
     pool.check([first])
 
 
-def test_a_request_is_not_admitted_where_it_cannot_grow():
-    pool = KvPool(6, 4, cache=True)
-    serve(pool, ids(range(16)))
-    assert pool.available == 6
-    assert pool.admit(ids(range(17)), room=3) is None
-    assert pool.available == 6
-    assert pool.counters.looked_up == 16
-    pool.check([])
-    held = pool.admit(ids(range(17)), room=2)
-    assert pool.available == 2
-    pool.check([held])
+def test_nothing_is_taken_over_that_spares_no_work():
+    pool, first, second = two_that_begin_alike()
+    assert pool.catch_up(second, ids(range(12), [9] * 8), 12) == range(0)
+    assert pool.catch_up(first, ids(range(20)), 16) == range(0)
+    assert (second.pages, second.shared) == ([5, 6, 7, 8, 9], 0)
+    third = pool.admit(ids(range(12), [9]))
+    assert pool.catch_up(third, ids(range(12), [9]), 12) == range(0)
+    pool.check([first, second, third])
+
+
+def test_the_last_token_is_computed_also_by_who_catches_up():
+    pool, first, second = two_that_begin_alike()
+    assert pool.catch_up(second, ids(range(12)), 0) == range(2)
+    pool.check([first, second])
+
+
+def test_what_the_cache_has_is_not_shared_again_and_given_up_at_the_end():
+    pool, first, second = two_that_begin_alike()
+    pool.share(second, ids(range(12), [9] * 8))
+    assert (second.pages, second.shared) == ([5, 6, 7, 8, 9], 0)
+    pool.release(second, ids(range(12), [9] * 6))
+    assert pool.available == 16 - 4 - 1
+    assert pool.peek(ids(range(12), [9] * 5)) == (16, 1)
+    pool.check([first])
+
+
+def test_the_version_tells_when_something_else_is_found():
+    pool, first, second = two_that_begin_alike()
+    versions = [pool.version]
+
+    def has_changed():
+        versions.append(pool.version)
+        return versions[-1] != versions[-2]
+
+    pool.grow(first, 1)
+    pool.share(first, ids(range(16)))
+    pool.share(second, ids(range(12), [9] * 8))
+    pool.catch_up(first, ids(range(20)), 16)
+    pool.peek(ids(range(20)))
+    assert not has_changed()
+    pool.catch_up(second, ids(range(12), [9] * 8), 0)
+    assert has_changed()
+    pool.share(second, ids(range(12), [9] * 8))
+    assert has_changed()
+    third = pool.admit(ids(range(9)))
+    assert has_changed()
+    pool.release(second, ids(range(12), [9] * 8))
+    assert has_changed()
+    pool.grow(third, pool.available)
+    assert has_changed()
+    pool.clear()
+    assert has_changed()
 
 
 def test_growing_evicts_what_nobody_holds():
@@ -122,10 +174,22 @@ def test_growing_evicts_what_nobody_holds():
     assert held.pages == [0, 1]
     assert pool.grow(held, 4) == [2, 3, 4, 5]
     assert pool.counters.evicted == 2
-    assert pool.peek(ids(range(16))) == 8
+    assert pool.peek(ids(range(16))) == (8, 0)
     assert pool.available == 0
-    with pytest.raises(AssertionError, match="1 pages wanted, 0 evictable"):
+    with pytest.raises(AssertionError, match="1 pages wanted, 0 free"):
         pool.grow(held, 1)
+    pool.check([held])
+
+
+def test_many_pages_are_evicted_at_once():
+    pool = KvPool(2 * AT_ONCE, 1, cache=True)
+    serve(pool, ids(range(2 * AT_ONCE)))
+    held = pool.admit(ids([-1]))
+    pool.grow(held, 1)
+    assert pool.counters.evicted == AT_ONCE
+    pool.grow(held, AT_ONCE - 1)
+    assert pool.counters.evicted == AT_ONCE
+    assert pool.peek(ids(range(2 * AT_ONCE))) == (AT_ONCE, AT_ONCE)
     pool.check([held])
 
 
@@ -134,11 +198,11 @@ def test_clearing_keeps_what_requests_hold():
     serve(pool, ids(range(16)))
     held = pool.admit(ids(range(8), [9]))
     pool.clear()
-    assert pool.peek(ids(range(16))) == 8
+    assert pool.peek(ids(range(16))) == (8, 0)
     assert pool.counters.evicted == 0
     pool.release(held, b"")
     pool.clear()
-    assert pool.peek(ids(range(16))) == 0
+    assert pool.peek(ids(range(16))) == (0, 0)
     assert pool.available == 8
     pool.check([])
 
@@ -202,8 +266,14 @@ def test_the_check_finds_what_is_broken(damage, message, counts):
 class Model(RuleBasedStateMachine):
     """A pool beside a dictionary that has every cached prefix, page by page, with the time it was last left."""
 
-    @initialize(page_size=st.sampled_from([1, 3, 16]), pages=st.integers(4, 14), cache=st.booleans())
-    def begin(self, page_size, pages, cache):
+    @initialize(
+        page_size=st.sampled_from([1, 3, 16]),
+        pages=st.integers(4, 14),
+        at_once=st.sampled_from([1, 3, AT_ONCE]),
+        cache=st.booleans(),
+    )
+    def begin(self, page_size, pages, at_once, cache):
+        pools.AT_ONCE = at_once
         self.pool = KvPool(pages, page_size, cache=cache)
         self.size = page_size
         self.cache = cache
@@ -211,6 +281,10 @@ class Model(RuleBasedStateMachine):
         self.cached = {}  # Prefix: when it was left.
         self.content = {}  # Page: the prefix at whose end it lies.
         self.running = []  # [holding, ids, tokens computed].
+        self.found = self.pool.version, {}  # What could be found at that version.
+
+    def teardown(self):
+        pools.AT_ONCE = AT_ONCE
 
     def prefixes(self, tokens):
         """Those of a sequence that end with a page."""
@@ -243,55 +317,66 @@ class Model(RuleBasedStateMachine):
         for prefix in self.prefixes(tokens) if self.cache else ():
             self.cached.setdefault(prefix, 0)
 
-    @rule(
-        stretches=st.lists(st.integers(0, 2), min_size=1, max_size=7), tail=st.integers(1, 40), room=st.integers(0, 5)
-    )
-    def admit(self, stretches, tail, room):
+    @rule(stretches=st.lists(st.integers(0, 2), min_size=1, max_size=7), tail=st.integers(1, 40))
+    def admit(self, stretches, tail):
         tokens = tuple(token for token in stretches for _ in range(self.size))[: -(tail % self.size) or None]
         found = self.longest(tokens)
-        assert self.pool.peek(pack_ids(tokens)) == len(found) * self.size
-        available = self.free() + len(self.evictable() - set(found))
         counters = self.pool.counters.looked_up, self.pool.counters.found
-        held = self.pool.admit(pack_ids(tokens), room)
-        if room > available:
-            assert held is None
-            self.leave(found[-1] if found else ())
-            assert counters == (self.pool.counters.looked_up, self.pool.counters.found)
-        else:
-            assert held.shared == len(held.pages) == len(found)
-            assert counters == (
-                self.pool.counters.looked_up - len(tokens),
-                self.pool.counters.found - len(found) * self.size,
-            )
-            self.running.append([held, tokens, len(found) * self.size])
+        held = self.pool.admit(pack_ids(tokens))
+        assert held.shared == len(held.pages) == len(found)
+        assert counters == (
+            self.pool.counters.looked_up - len(tokens),
+            self.pool.counters.found - len(found) * self.size,
+        )
+        self.running.append([held, tokens, len(found) * self.size])
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 9), tokens=st.integers(1, 60), shares=st.booleans())
-    def compute(self, which, tokens, shares):
-        """One chunk, or one token that is drawn after the last."""
+    @rule(which=st.integers(0, 9), tokens=st.integers(1, 60), ahead=st.integers(0, 3), shares=st.booleans())
+    def compute(self, which, tokens, ahead, shares):
+        """One chunk, or one token that is drawn after the last; there may be pages for more."""
         run = self.running[which % len(self.running)]
         held, known, length = run
         end = min(length + tokens, len(known))
         if end == length:
             known, end = (*known, tokens % 3), end + 1
-        missing = -(-end // self.size) - len(held.pages)
-        free, evicted = self.free(), self.pool.counters.evicted
-        if missing > free + len(self.evictable()):
+        missing = max(0, -(-end // self.size) - len(held.pages)) + ahead
+        free, evictable, evicted = self.free(), len(self.evictable()), self.pool.counters.evicted
+        if missing > free + evictable:
             return
-        if missing > free:
-            self.evict(missing - free)
-        given = self.pool.grow(held, missing)
-        assert len(given) == missing
-        assert self.pool.counters.evicted - evicted == max(0, missing - free)
-        for page, prefix in list(zip(held.pages, self.prefixes(known[:end]), strict=False))[length // self.size :]:
-            self.content[page] = prefix
+        given = min(evictable, max(missing - free, pools.AT_ONCE)) if missing > free else 0
+        self.evict(given)
+        assert len(self.pool.grow(held, missing)) == missing
+        assert self.pool.counters.evicted - evicted == given
         run[1:] = known, end
+        self.write(held, known, length, end)
         if shares:
-            before = list(held.pages)
-            swapped = self.pool.share(held, pack_ids(known[:end]))
-            self.keep(known[:end])
-            changed = [page for page in range(len(before)) if before[page] != held.pages[page]]
-            assert changed == list(swapped)
+            keeps = self.cache and self.prefixes(known[:end])[held.shared : held.shared + 1]
+            keeps = keeps and keeps[0] not in self.cached
+            self.pool.share(held, pack_ids(known[:end]))
+            if keeps:
+                self.keep(known[:end])
+                assert held.shared == end // self.size
+
+    def write(self, held, known, start, end):
+        """Fill the pages from position ``start`` on; none that is the cache's."""
+        assert held.shared * self.size <= start
+        for page, prefix in list(zip(held.pages, self.prefixes(known[:end]), strict=False))[start // self.size :]:
+            self.content[page] = prefix
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9))
+    def catch_up(self, which):
+        run = self.running[which % len(self.running)]
+        held, known, length = run
+        shared, stop, before = held.shared, len(self.longest(known)), list(held.pages)
+        swapped = self.pool.catch_up(held, pack_ids(known), length)
+        if stop * self.size > length:
+            assert swapped == range(shared, stop)
+            run[2] = stop * self.size
+        else:
+            assert not swapped
+        for index in set(range(len(before))) - set(swapped):
+            assert held.pages[index] == before[index]
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 9))
@@ -317,8 +402,15 @@ class Model(RuleBasedStateMachine):
         for held, tokens, length in self.running:
             prefixes = self.prefixes(tokens[:length])
             assert [self.content[page] for page in held.pages[: len(prefixes)]] == prefixes
-        for prefix in self.cached:
-            assert self.pool.peek(pack_ids((*prefix, 0))) == len(prefix)
+        evictable = self.evictable()
+        found = {prefix: self.pool.peek(pack_ids((*prefix, 0))) for prefix in {*self.cached, *self.found[1]}}
+        for prefix in found:
+            cached = [each for each in self.prefixes(prefix) if each in self.cached]
+            assert found[prefix] == (len(cached) * self.size, len(evictable.intersection(cached)))
+        version, before = self.found
+        if version == self.pool.version:
+            assert found == before
+        self.found = self.pool.version, found
 
 
 Model.TestCase.settings = settings(
@@ -339,7 +431,8 @@ def trace():
             elif running:
                 held, tokens = running.pop(draw.randrange(len(running)))
                 seen.append(pool.grow(held, max(0, -(-len(tokens) // page_size) - len(held.pages))))
-                seen.append(list(pool.share(held, pack_ids(tokens[: len(tokens) // 2]))))
+                seen.append(list(pool.catch_up(held, pack_ids(tokens), len(tokens) // 4)))
+                pool.share(held, pack_ids(tokens[: len(tokens) // 2]))
                 pool.release(held, pack_ids(tokens))
                 seen.append(held.pages)
         seen.append([pool.available, pool.counters.found, pool.counters.evicted])
@@ -351,7 +444,11 @@ def test_equal_calls_give_equal_pages_under_any_hash_seed(seed):
     here = trace()
     assert here[-1][2] > 100
     done = subprocess.run(
-        [sys.executable, Path(__file__)], capture_output=True, timeout=60, check=True, env={"PYTHONHASHSEED": seed}
+        [sys.executable, Path(__file__)],
+        capture_output=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
     )
     assert json.loads(done.stdout) == here
 

@@ -21,7 +21,7 @@ class Cache:
         node, found = self.tree.match(ids)
         rest = list(range(self.pages, self.pages + len(text) - len(found)))
         self.pages += len(rest)
-        return self.tree.extend(node, ids[4 * len(found) :], rest)[0]
+        return self.tree.extend(node, ids[4 * len(found) :], rest) if rest else node
 
     def put(self, *texts):
         for text in texts:
@@ -31,7 +31,7 @@ class Cache:
         return [spelled(node.key) for node in self.tree.nodes()]
 
     def cached(self, text):
-        return text[: self.tree.peek(letters(text))]
+        return text[: self.tree.peek(letters(text))[0]]
 
 
 def letters(text):
@@ -44,7 +44,7 @@ def spelled(key):
 
 def test_an_empty_tree_finds_nothing():
     tree = RadixTree(4)
-    assert tree.peek(pack_ids(range(9))) == 0
+    assert tree.peek(pack_ids(range(9))) == (0, 0)
     node, pages = tree.match(pack_ids(range(9)))
     assert (node, pages) == (tree.root, [])
     tree.check([node])
@@ -56,13 +56,11 @@ def test_an_empty_tree_finds_nothing():
 def test_only_whole_pages_are_found(page_size):
     tree = RadixTree(page_size)
     ids = pack_ids(range(4 * page_size))
-    node, found = tree.extend(tree.root, ids, [7, 5, 3, 1])
-    assert found == []
-    tree.unlock(node)
+    tree.unlock(tree.extend(tree.root, ids, [7, 5, 3, 1]))
     for tokens in range(4 * page_size + 3):
         asked = pack_ids([*range(tokens), -1])
         whole = min(tokens, 4 * page_size) // page_size
-        assert tree.peek(asked) == whole
+        assert tree.peek(asked) == (whole, whole)
         node, pages = tree.match(asked)
         assert pages == [7, 5, 3, 1][:whole]
         tree.check([node])
@@ -78,20 +76,39 @@ def test_sequences_that_part_share_an_edge():
     assert cache.cached("xab") == ""
 
 
-def test_what_is_there_already_stays_and_the_rest_is_taken():
+def test_who_goes_on_finds_what_is_cached_there():
     cache = Cache()
-    cache.put("abc")
-    node, found = cache.tree.extend(cache.tree.root, letters("abde"), [11, 12, 13, 14])
-    assert found == [0, 1]
-    assert cache.tree.path(node) == [0, 1, 13, 14]
-    assert cache.tree.size == 5
+    cache.put("abcx")
+    node = cache.stand("a")
+    assert cache.tree.peek(letters("bcd"), node) == (2, 2)
+    node, pages = cache.tree.follow(node, letters("bcd"))
+    assert pages == [1, 2]
+    assert cache.tree.path(node) == [0, 1, 2]
+    assert cache.tree.evictable == 1
     cache.tree.check([node])
+    assert cache.tree.follow(node, letters("d")) == (node, [])
+    node = cache.tree.extend(node, letters("d"), [9])
+    assert cache.cached("abcde") == "abcd"
+    cache.tree.check([node])
+    cache.tree.unlock(node)
+    cache.tree.check([])
+
+
+def test_who_looks_ahead_sees_which_pages_nobody_stands_on():
+    cache = Cache()
+    cache.put("abcdef")
+    held = cache.stand("abcd")
+    assert cache.tree.peek(letters("abcdex")) == (5, 1)
+    assert cache.tree.peek(letters("ab")) == (2, 0)
+    assert cache.tree.peek(letters("ef"), held) == (2, 2)
+    cache.tree.unlock(held)
+    assert cache.tree.peek(letters("abcdex")) == (5, 5)
 
 
 def test_a_sequence_that_only_one_stands_on_grows_in_its_edge():
     cache = Cache()
     node = cache.stand("ab")
-    assert cache.tree.extend(node, letters("cd"), [8, 9]) == (node, [])
+    assert cache.tree.extend(node, letters("cd"), [8, 9]) is node
     assert cache.edges() == ["abcd"]
     cache.tree.unlock(node)
     cache.put("abcdef")
@@ -102,7 +119,7 @@ def test_a_node_on_which_others_stand_stays_where_it_is():
     cache = Cache()
     first, second = cache.stand("ab"), cache.stand("ab")
     assert first is second
-    first = cache.tree.extend(first, letters("cd"), [8, 9])[0]
+    first = cache.tree.extend(first, letters("cd"), [8, 9])
     assert cache.edges() == ["ab", "cd"]
     cache.tree.check([first, second])
     cache.tree.unlock(first)
