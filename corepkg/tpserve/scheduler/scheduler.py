@@ -65,6 +65,10 @@ class Scheduler:
         log: gets the decisions of every round.
         budget: what to keep to.
         shutdowns: how many Shutdown messages end the run: one from each tokenizer.
+
+    Attributes:
+        queues: the living requests; for others to look at.
+        capacity: what the running ones hold; likewise.
     """
 
     def __init__(
@@ -89,9 +93,9 @@ class Scheduler:
         self._max_running = min(budget.running, budget.step_tokens, self._limits.slots)
         self._shutdowns_to_come = shutdowns
         self._arrivals = 0
-        self._queues = Queues()
+        self.queues = Queues()
         self._tombstones = Tombstones()
-        self._capacity = Capacity(self._limits, cache=budget.cache)
+        self.capacity = Capacity(self._limits, cache=budget.cache)
         self._under_way: deque[Launched] = deque()
 
     def run(self) -> None:
@@ -100,25 +104,33 @@ class Scheduler:
         Raises:
             RankError: this rank cannot go on: a link failed, ranks diverged, or the policy broke its limits.
         """
-        while self._shutdowns_to_come:
-            arrived = self._receive()
-            batch = self._decide(arrived)
-            self._launch(batch)
-            self._finish(leaving=self._depth)
-        self._finish(leaving=0)
-        self._replies.shutdown()
+        while self.round():
+            pass
+
+    def round(self) -> bool:
+        """Serve one round; whether there is another.
+
+        Raises:
+            RankError: as for :meth:`run`.
+        """
+        self._launch(self._decide(self._receive()))
+        goes_on = self._shutdowns_to_come > 0
+        self._finish(leaving=self._depth if goes_on else 0)
+        if not goes_on:
+            self._replies.shutdown()
+        return goes_on
 
     def check(self) -> None:
         """Assert that every page and every row is free, cached, or held by exactly one running request."""
-        self._capacity.check(self._queues.running.values())
+        self.capacity.check(self.queues.running.values())
 
     # The round's four parts.
 
     def _receive(self) -> Round:
-        idle = not self._queues
+        idle = not self.queues
         if idle:
             self._finish(leaving=0)
-            self._capacity.check_counts(self._queues.running.values())
+            self.capacity.check_counts(self.queues.running.values())
         return self._source.receive(block=idle)
 
     def _decide(self, arrived: Round) -> Batch:
@@ -127,7 +139,7 @@ class Scheduler:
             self._accept(message, batch)
         if not self._shutdowns_to_come:
             self._abort_all(batch)
-        if self._queues:
+        if self.queues:
             self._plan(batch)
         return batch
 
@@ -158,7 +170,7 @@ class Scheduler:
                 self._shutdowns_to_come = max(0, self._shutdowns_to_come - 1)
 
     def _enqueue(self, message: Generate, batch: Batch) -> None:
-        if self._queues.get(message.uid):
+        if self.queues.get(message.uid):
             raise RankError(self._log.rank, batch.round, "a new uid", f"{message.uid}, which is taken")
         request = Request.of(message, self._arrivals, batch.round, self._limits)
         self._arrivals += 1
@@ -166,7 +178,7 @@ class Scheduler:
         if reason:
             batch.end(request.uid, reason)
         else:
-            self._queues.enqueue(request)
+            self.queues.enqueue(request)
 
     def _refusal(self, request: Request) -> FinishReason | None:
         """Why a request ends before it has begun; the front end lets none of these through."""
@@ -180,7 +192,7 @@ class Scheduler:
         return None
 
     def _abort(self, uid: int, batch: Batch) -> None:
-        request = self._queues.get(uid)
+        request = self.queues.get(uid)
         if request:
             self._end(request)
             batch.end(uid, "abort")
@@ -188,17 +200,17 @@ class Scheduler:
             self._tombstones.add(uid)
 
     def _abort_all(self, batch: Batch) -> None:
-        for request in list(self._queues):
+        for request in list(self.queues):
             self._abort(request.uid, batch)
 
     # The plan.
 
     def _plan(self, batch: Batch) -> None:
-        full = [request for request in self._queues.decoding.values() if self._capacity.is_full(request)]
+        full = [request for request in self.queues.decoding.values() if self.capacity.is_full(request)]
         plan = self._ask(batch.round, len(full))
         if plan.decode:
             self._grow(full, batch)
-        decoding = list(self._queues.decoding.values()) if plan.decode else []
+        decoding = list(self.queues.decoding.values()) if plan.decode else []
         for prefill in plan.prefill:
             self._prefill(prefill, batch)
         batch.decode(decoding)
@@ -207,7 +219,7 @@ class Scheduler:
 
     def _ask(self, round: int, growing: int) -> Plan:
         """The policy's plan, when ``growing`` pages are wanted by those that decode."""
-        capacity = self._capacity
+        capacity = self.capacity
         limits = Limits(
             tokens=self._step_tokens,
             chunk=self._chunk,
@@ -215,8 +227,8 @@ class Scheduler:
             free_pages=max(0, capacity.available - growing),
             promised_pages=capacity.promised,
         )
-        plan = self._policy.plan(View(self._queues, capacity, limits, round))
-        wrong = breach(plan, self._queues, capacity, limits)
+        plan = self._policy.plan(View(self.queues, capacity, limits, round))
+        wrong = breach(plan, self.queues, capacity, limits)
         if wrong:
             expected, found = wrong
             policy = type(self._policy).__qualname__
@@ -224,55 +236,55 @@ class Scheduler:
         return plan
 
     def _prefill(self, prefill: Prefill, batch: Batch) -> None:
-        request = self._queues.running.get(prefill.uid) or self._admit(prefill.uid, batch)
+        request = self.queues.running.get(prefill.uid) or self._admit(prefill.uid, batch)
         if request is None:
             return
-        swapped = self._capacity.catch_up(request)
+        swapped = self.capacity.catch_up(request)
         if swapped:
             assert request.holding is not None
             batch.give(request, swapped.start, request.holding.pages[swapped.start : swapped.stop])
         batch.prefill(request, min(prefill.tokens, request.pending))
-        self._capacity.share(request)
+        self.capacity.share(request)
         if not request.pending:
-            self._queues.decoding[request.uid] = request
+            self.queues.decoding[request.uid] = request
             self._await_last_token(request)
 
     def _await_last_token(self, request: Request) -> None:
         """Decode no more if the token that is drawn now is the last."""
         if request.length + 1 >= request.limit:
-            del self._queues.decoding[request.uid]
+            del self.queues.decoding[request.uid]
 
     # A running request's life.
 
     def _admit(self, uid: int, batch: Batch) -> Request | None:
         """Give a waiting request a row and pages; nobody is admitted in a round in which others had to give theirs."""
-        request = self._queues.get_waiting(uid)
+        request = self.queues.get_waiting(uid)
         if request is None or batch.retracted:
             return None
-        self._capacity.admit(request)
-        self._queues.admit(request)
+        self.capacity.admit(request)
+        self.queues.admit(request)
         batch.start(request)
         return request
 
     def _grow(self, full: list[Request], batch: Batch) -> None:
         """Give each of these a page for its next token; where there is none, the youngest request has to go."""
         for request in full:
-            while request.slot != NO_SLOT and not self._capacity.available:
+            while request.slot != NO_SLOT and not self.capacity.available:
                 self._retract(self._youngest(), batch)
             if request.slot != NO_SLOT:
                 index = request.length // self._limits.page_size
-                batch.give(request, index, [self._capacity.grow(request)])
+                batch.give(request, index, [self.capacity.grow(request)])
 
     def _youngest(self) -> Request:
         """The running request that arrived last, of those that need more than their last token."""
-        decoding = self._queues.decoding
-        running = [each for each in self._queues.running.values() if each.pending or each.uid in decoding]
+        decoding = self.queues.decoding
+        running = [each for each in self.queues.running.values() if each.pending or each.uid in decoding]
         return max(running, key=lambda request: request.arrival)
 
     def _retract(self, request: Request, batch: Batch) -> None:
         """Take back what a request holds; it waits again, to be computed anew as far as that is not cached then."""
-        self._capacity.release(request)
-        self._queues.retract(request)
+        self.capacity.release(request)
+        self.queues.retract(request)
         batch.retracted.append(request.uid)
 
     def _commit(self, requests: list[Request], tokens: list[int]) -> list[FinishReason | None]:
@@ -301,6 +313,6 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """Forget a request and take back what it holds."""
         request.has_ended = True
-        self._queues.remove(request)
+        self.queues.remove(request)
         if request.slot != NO_SLOT:
-            self._capacity.release(request)
+            self.capacity.release(request)

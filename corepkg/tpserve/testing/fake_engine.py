@@ -4,6 +4,10 @@ It keeps a token pool, a page table and a paged cache as a real engine does. A c
 of all tokens up to it; every step reads the digests before its first position back through the page table and asserts
 that they are what the row's tokens say. So a page that is lent twice, a position that is left out, computed twice or
 put in the wrong place is found by the step that would have read nonsense.
+
+A page is filled from its beginning: whoever writes into it makes what stood behind worthless. And nobody writes behind
+what it has not read. So the last digest that is read of a page stands for all of the page, and a row reads its pages
+again only when some page was overwritten since.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ __all__ = ["SMALL_LIMITS", "FakeEngine", "continuation"]
 SMALL_LIMITS = EngineLimits(pages=64, page_size=4, slots=8, max_context=64, vocab_size=50, eos_ids=(1, 2))
 """A pool that a few requests fill, and a vocabulary in which texts end by themselves now and then."""
 
-EMPTY = -1
+UNREAD = -1
 MASK = (1 << 64) - 1
 
 
@@ -43,7 +47,8 @@ class FakeEngine:
     def __init__(self, limits: EngineLimits = SMALL_LIMITS) -> None:
         self._limits = limits
         self._rows: list[Row | None] = [None] * limits.slots
-        self._cache = [[EMPTY] * limits.page_size for _ in range(limits.pages)]
+        self._cache: list[list[int]] = [[] for _ in range(limits.pages)]
+        self._overwritten = 0
         self._closed = False
 
     @property
@@ -95,6 +100,7 @@ class FakeEngine:
         row = self._row(write.slot)
         assert write.start <= len(row.pages), f"row {write.slot}: a gap before page {write.start}"
         row.pages[write.start : write.start + len(write.pages)] = write.pages
+        row.read_at = UNREAD
         assert len(set(row.pages)) == len(row.pages), f"row {write.slot}: a page twice in {row.pages}"
         for page in write.pages:
             assert 0 <= page < self._limits.pages, f"row {write.slot}: page {page} of {self._limits.pages}"
@@ -109,8 +115,10 @@ class FakeEngine:
         assert end <= len(row.pages) * self._limits.page_size, f"{place}: only {len(row.pages)} pages"
         assert sequence.sample == (end == len(row.tokens)), f"{place}: sample is {sequence.sample}"
         row.digest(end)
-        self._read(row, start, place)
-        self._store(row, start, end, place)
+        if row.read_at != self._overwritten or row.computed != start:
+            self._read(row, start, place)
+        self._store(row, start, end)
+        row.read_at = self._overwritten
         row.computed = end
         if not sequence.sample:
             return None
@@ -121,17 +129,22 @@ class FakeEngine:
         return token
 
     def _read(self, row: Row, end: int, place: str) -> None:
-        size = self._limits.page_size
-        for index in range(-(-end // size)):
-            expected = row.digests[index * size : min(end, index * size + size)]
-            found = self._cache[row.pages[index]][: len(expected)]
-            assert found == expected, f"{place}: page {row.pages[index]} does not hold what was computed"
+        """Assert that the pages before position ``end`` hold what the row's tokens say."""
+        size, cache, digests = self._limits.page_size, self._cache, row.digests
+        for page, last in zip(row.pages, range(size - 1, end + size - 1, size), strict=False):
+            position = min(last, end - 1)
+            held = cache[page]
+            assert len(held) > position % size, f"{place}: page {page} does not hold what was computed"
+            assert held[position % size] == digests[position], f"{place}: page {page} does not hold what was computed"
 
-    def _store(self, row: Row, start: int, end: int, place: str) -> None:
+    def _store(self, row: Row, start: int, end: int) -> None:
         size = self._limits.page_size
-        for position in range(start, end):
-            page = row.pages[position // size]
-            self._cache[page][position % size] = row.digests[position]
+        while start < end:
+            page, offset = self._cache[row.pages[start // size]], start % size
+            stop = min(end, start - offset + size)
+            self._overwritten += len(page) > offset
+            page[offset:] = row.digests[start:stop]
+            start = stop
 
 
 class Row:
@@ -143,9 +156,10 @@ class Row:
         pages: its page table.
         params: how it is sampled.
         computed: how many positions it has computed; None before its first step, which may begin behind cached ones.
+        read_at: how many pages had been overwritten when its pages were last known to be right.
     """
 
-    __slots__ = ("computed", "digests", "pages", "params", "tokens")
+    __slots__ = ("computed", "digests", "pages", "params", "read_at", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -153,6 +167,7 @@ class Row:
         self.pages: list[int] = []
         self.params: SlotParams | None = None
         self.computed: int | None = None
+        self.read_at = UNREAD
 
     def digest(self, end: int) -> None:
         """Bring the digests up to position ``end - 1``."""

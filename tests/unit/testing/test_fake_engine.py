@@ -64,7 +64,6 @@ def test_a_row_may_begin_behind_pages_that_hold_its_prefix():
     shared = Step(
         [Sequence(1, 4, 5, True)], [TokenWrite(1, 0, PROMPT)], [PageWrite(1, 0, [0]), PageWrite(1, 1, [9])], [params(1)]
     )
-    engine._owners[0] = None  # what a prefix cache does: the page belongs to it, rows only read
     assert engine.launch(shared).tokens() == continuation(PROMPT, GREEDY, 1)
 
 
@@ -73,7 +72,7 @@ def test_a_row_may_begin_behind_pages_that_hold_its_prefix():
     [
         (Step([]), "computes nothing"),
         (step(3, 0, 1), "row 3 was never written"),
-        (step(0, 6, 7), "5 are computed"),
+        (step(0, 6, 7), "only 6 tokens are known"),
         (step(0, 4, 6), "5 are computed"),
         (step(0, 5, 5), "nothing to compute"),
         (step(0, 5, 7), "only 6 tokens are known"),
@@ -82,7 +81,7 @@ def test_a_row_may_begin_behind_pages_that_hold_its_prefix():
         (start(1, upto=4, pages=(4,), tokens=[77]), "not a token"),
         (start(1, pages=(4,)), "only 1 pages"),
         (start(1, pages=(4, 64)), "page 64 of 64"),
-        (start(1, pages=(4, 4)), "page 4 given twice"),
+        (start(1, pages=(4, 4)), "a page twice in"),
         (Step([Sequence(0, 5, 6, True)], [TokenWrite(0, 2, [1])]), "tokens written at 2"),
         (Step([Sequence(0, 5, 6, True)], pages=[PageWrite(0, 7, [9])]), "a gap before page 7"),
         (start(9), "row 9 of 8"),
@@ -123,3 +122,21 @@ def test_nothing_runs_past_the_context_or_after_close():
     engine.close()
     with pytest.raises(AssertionError, match="closed"):
         engine.launch(step(0, 5, 6))
+
+
+def test_a_page_that_a_row_was_not_told_of_is_found():
+    """What a scheduler does that lets a row skip positions and forgets to write the page that holds them."""
+    engine = FakeEngine()
+    engine.launch(start(0, upto=2))
+    engine.launch(start(1, pages=(4, 5)))
+    with pytest.raises(AssertionError, match="page 0 does not hold"):
+        engine.launch(step(0, 4, 5))
+
+
+def test_an_overwritten_page_is_found_however_little_of_it_was():
+    engine = FakeEngine()
+    engine.launch(start(0, pages=(0, 1)))
+    engine.launch(step(0, 5, 6))
+    engine.launch(start(1, pages=(0,), tokens=[3]))
+    with pytest.raises(AssertionError, match="page 0 does not hold"):
+        engine.launch(step(0, 6, 7))
