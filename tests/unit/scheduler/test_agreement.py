@@ -6,14 +6,15 @@ import threading
 from pathlib import Path
 from queue import Queue
 
+import msgspec
 import pytest
+from tests.unit.scheduler.sample import Decisions
 
 from tpserve.api import (
     Announcement,
     Divergence,
     FanoutReceiver,
     FanoutSender,
-    NoOptions,
     PipeReceiver,
     Plan,
     Sync,
@@ -22,14 +23,18 @@ from tpserve.api import (
 from tpserve.envelope import Sealer
 from tpserve.messages import Abort, Generate, RankMessage, SamplingParams, Shutdown, StepOutput, encode
 from tpserve.policies.fcfs import FcfsPolicy
-from tpserve.scheduler.digest import DecisionLog
+from tpserve.policies.lpm import LpmPolicy
+from tpserve.policies.options import BatchingOptions, LpmOptions, PriorityOptions
+from tpserve.policies.priority import PriorityPolicy
 from tpserve.scheduler.replies import LocalReplies, NullReplies
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource
-from tpserve.scheduler.scheduler import Scheduler
+from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine, continuation
 from tpserve.tokens import pack_ids, unpack_ids
 
 PATIENCE = 60.0
+LIMITS = msgspec.structs.replace(SMALL_LIMITS, pages=16)
+"""A pool that cannot hold six requests to their end."""
 
 
 class Intake(PipeReceiver):
@@ -85,27 +90,39 @@ class Backwards(FcfsPolicy):
         return Plan(plan.prefill[::-1], plan.decode)
 
 
+OPTIONS = {
+    FcfsPolicy: BatchingOptions,
+    Backwards: BatchingOptions,
+    LpmPolicy: LpmOptions,
+    PriorityPolicy: PriorityOptions,
+}
+
+
 def messages(seed: int) -> list[RankMessage]:
     draw = random.Random(seed)
+    beginnings = [[draw.randrange(50) for _ in range(12)] for _ in range(3)]
     stream: list[RankMessage] = []
     for uid in range(40):
-        params = SamplingParams(max_tokens=draw.randint(1, 15), seed=uid, ignore_eos=draw.random() < 0.5)
-        stream.append(Generate(uid, pack_ids(draw.randrange(50) for _ in range(draw.randint(1, 20))), params))
+        params = SamplingParams(max_tokens=draw.randint(1, 25), seed=uid, ignore_eos=draw.random() < 0.5)
+        prompt = draw.choice(beginnings)[: draw.randint(1, 12)] + [draw.randrange(50) for _ in range(8)]
+        stream.append(Generate(uid, pack_ids(prompt), params, priority=draw.choice([0, 0, 5])))
         if draw.random() < 0.3:
             stream.append(Abort(draw.randrange(uid + 2)))
     return stream
 
 
-def scheduler(source, replies, log, policy=FcfsPolicy) -> Scheduler:
-    engine = FakeEngine(SMALL_LIMITS)
-    return Scheduler(source, replies, engine, policy(NoOptions()), log, max_running=6, max_step_tokens=40)
+def scheduler(source, replies, log, policy=FcfsPolicy, overlap=False) -> Scheduler:
+    budget = Budget(running=6, step_tokens=40, chunk=7, cache=True, overlap=overlap)
+    options = OPTIONS[policy](reserve=0.0)
+    return Scheduler(source, replies, FakeEngine(LIMITS), policy(options), log, budget)
 
 
-def serve(stream: list[RankMessage], seed: int, policy=FcfsPolicy):
-    """Run a leader and a follower with ``policy`` to their end; outputs, digests, and the follower's error."""
+def serve(stream: list[RankMessage], seed: int, policies=(FcfsPolicy, FcfsPolicy), overlap=False):
+    """Run a leader and a follower, each with its policy, to their end; outputs, logs, and the follower's error."""
     outputs: list[StepOutput] = []
-    wire, logs, errors = Wire(), [DecisionLog(0), DecisionLog(1)], []
-    follower = scheduler(FollowerSource(wire, wire, logs[1], PATIENCE, rank=1), NullReplies(), logs[1], policy)
+    wire, logs, errors = Wire(), [Decisions(0), Decisions(1)], []
+    following = FollowerSource(wire, wire, logs[1], PATIENCE, rank=1)
+    follower = scheduler(following, NullReplies(), logs[1], policies[1], overlap)
 
     def follow() -> None:
         try:
@@ -116,24 +133,35 @@ def serve(stream: list[RankMessage], seed: int, policy=FcfsPolicy):
     thread = threading.Thread(target=follow)
     thread.start()
     source = LeaderSource(Intake([*stream, Shutdown()], seed), wire, wire, logs[0], Caps(), math.inf, PATIENCE)
-    scheduler(source, LocalReplies(outputs.append), logs[0]).run()
+    leader = scheduler(source, LocalReplies(outputs.append), logs[0], policies[0], overlap)
+    leader.run()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    return outputs, [log.latest for log in logs], errors
+    leader.check()
+    return outputs, logs, errors
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_follower_decides_what_the_leader_decides(seed):
-    outputs, digests, errors = serve(messages(seed), seed)
-    assert not errors
-    assert digests[0] == digests[1] != (-1, 0)
-    assert sum(len([reason for reason in output.finished if reason]) for output in outputs) == 40
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", [FcfsPolicy, LpmPolicy, PriorityPolicy])
+def test_a_follower_decides_what_the_leader_decides(policy, overlap):
+    retracted = cached = 0
+    for seed in range(10):
+        outputs, logs, errors = serve(messages(seed), seed, (policy, policy), overlap)
+        assert not errors
+        assert logs[0].rounds == logs[1].rounds
+        assert logs[0].latest == logs[1].latest != (-1, 0)
+        assert sum(len([reason for reason in output.finished if reason]) for output in outputs) == 40
+        retracted += logs[0].retracted
+        cached += sum(started.cached_tokens for output in outputs for started in output.started)
+    assert retracted > 20
+    assert cached > 500
 
 
-def test_what_is_said_does_not_depend_on_how_messages_are_batched():
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_said_does_not_depend_on_how_messages_are_batched(overlap):
     def tokens(seed: int) -> dict[int, list[int]]:
         said: dict[int, list[int]] = {}
-        for output in serve(stream, seed)[0]:
+        for output in serve(stream, seed, overlap=overlap)[0]:
             for uid, token in zip(output.uids, output.tokens, strict=True):
                 said.setdefault(uid, []).append(token)
         return said
@@ -145,7 +173,12 @@ def test_what_is_said_does_not_depend_on_how_messages_are_batched():
     assert first[whole.uid][:5] == continuation(unpack_ids(whole.prompt_ids), whole.params, 5)
 
 
-def test_a_follower_that_decides_otherwise_stops():
-    _, digests, errors = serve(messages(1), 1, Backwards)
-    assert digests[0] != digests[1]
-    assert "rank 1" in str(errors[0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_follower_that_decides_otherwise_stops_within_the_rounds_that_are_under_way(overlap):
+    _, logs, errors = serve(messages(1), 1, (FcfsPolicy, Backwards), overlap)
+    (error,) = errors
+    assert "rank 1" in str(error)
+    pairs = zip(logs[0].rounds, logs[1].rounds, strict=False)
+    first = next(number for number, (one, other) in enumerate(pairs) if one != other)
+    assert f"round {first}" in str(error)
+    assert len(logs[1].rounds) <= first + 2 + overlap

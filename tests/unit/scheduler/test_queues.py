@@ -1,32 +1,42 @@
-"""Where requests stand, what a policy sees of them, and how long an early abort is remembered."""
+"""Where requests stand, in which order they wait, and how long an early abort is remembered."""
 
-from tpserve.api import Limits, RunningRequest, WaitingRequest
+import random
+
+import pytest
+from tests.unit.scheduler.sample import make
+
 from tpserve.messages import Generate, SamplingParams
-from tpserve.scheduler.queues import Queues, Request, Tombstones, View
+from tpserve.scheduler.queues import Queues, Request, Tombstones
 from tpserve.testing.fake_engine import SMALL_LIMITS
 from tpserve.tokens import pack_ids
 
-LIMITS = Limits(tokens=10, running=4, free_pages=5, page_size=4)
 
-
-def make(uid: int, prompt: int = 3, max_tokens: int = 5, outputs: int = 0, **params) -> Request:
-    message = Generate(
-        uid, pack_ids([9] * prompt), SamplingParams(max_tokens=max_tokens, seed=0, **params), pack_ids([8] * outputs)
-    )
-    return Request.of(message, arrival=100 + uid, limits=SMALL_LIMITS)
+def uids(requests) -> list[int]:
+    return [request.uid for request in requests]
 
 
 def test_a_request_knows_its_limits():
-    request = make(1, prompt=3, max_tokens=5, outputs=2)
-    assert (request.tokens.tolist(), request.prompt_tokens, request.known, request.limit) == ([9, 9, 9, 8, 8], 3, 5, 8)
-    assert (request.pending, request.reserve, request.stops) == (5, 7, (1, 2))
+    request = make(1, prompt=3, max_tokens=5, outputs=2, priority=4)
+    assert (request.tokens.tolist(), request.prompt_tokens, request.limit) == ([9, 9, 9, 8, 8], 3, 8)
+    assert (request.arrival, request.since, request.priority) == (101, 7, 4)
+    assert (request.reserve, request.stops) == (7, (1, 2))
     assert make(1, max_tokens=1000, ignore_eos=True).limit == SMALL_LIMITS.max_context
     assert make(1, ignore_eos=True).stops == ()
 
 
+def test_what_is_pending_is_what_was_known_at_the_admission():
+    request = make(1, prompt=3)
+    assert request.pending == 0
+    request.known, request.length = 3, 1
+    assert request.pending == 2
+    request.tokens.append(5)
+    request.length = 4
+    assert request.pending == 0
+
+
 def test_requests_do_not_share_their_message():
     message = Generate(1, pack_ids([9]), SamplingParams(max_tokens=5, seed=0))
-    request = Request.of(message, 0, SMALL_LIMITS)
+    request = Request.of(message, 0, 0, SMALL_LIMITS)
     request.tokens.append(7)
     assert message.prompt_ids == pack_ids([9])
 
@@ -34,49 +44,106 @@ def test_requests_do_not_share_their_message():
 def test_a_request_stands_in_one_place():
     queues, request = Queues(), make(1)
     queues.enqueue(request)
-    assert (list(queues.waiting), list(queues.running)) == ([1], [])
+    assert (uids(queues.waiting()), list(queues.running), len(queues)) == ([1], [], 1)
+    assert queues.get(1) is queues.get_waiting(1) is request
     queues.admit(request)
-    assert (list(queues.waiting), list(queues.running)) == ([], [1])
+    assert (uids(queues.waiting()), list(queues.running), len(queues)) == ([], [1], 1)
+    assert queues.get_waiting(1) is None
     queues.decoding[1] = request
     assert queues.get(1) is request
+    queues.retract(request)
+    assert (uids(queues.waiting()), list(queues.running), list(queues.decoding)) == ([1], [], [])
+    assert queues.get(1) is queues.get_waiting(1) is request
     assert list(queues) == [request]
+    queues.admit(request)
+    queues.decoding[1] = request
     queues.remove(request)
     assert not queues
     assert not queues.decoding
     assert queues.get(1) is None
 
 
-def test_a_waiting_request_can_be_removed_from_the_middle():
+@pytest.mark.parametrize("retracts", [False, True])
+def test_a_waiting_request_can_be_removed_from_the_middle(retracts):
     queues, requests = Queues(), [make(uid) for uid in range(3)]
     for request in requests:
         queues.enqueue(request)
+    if retracts:
+        queues.admit(requests[1])
+        queues.retract(requests[1])
+    assert uids(queues.waiting()) == [0, 1, 2]
     queues.remove(requests[1])
-    assert list(queues.waiting) == [0, 2]
-    assert len(queues) == 2
+    assert uids(queues.waiting()) == [0, 2]
+    assert len(queues) == queues.num_waiting == 2
 
 
-def test_the_view_shows_what_a_policy_needs():
-    queues, requests = Queues(), [make(uid, outputs=uid) for uid in range(4)]
+def test_those_that_were_retracted_wait_by_their_arrival_again():
+    queues, requests = Queues(), [make(uid) for uid in range(6)]
     for request in requests:
         queues.enqueue(request)
+    for uid in (4, 0, 2):
+        queues.admit(requests[uid])
+    for uid in (2, 4, 0):
+        queues.retract(requests[uid])
+    assert uids(queues.waiting()) == [0, 1, 2, 3, 4, 5]
+    assert len(queues) == queues.num_waiting == 6
+
+
+def test_each_priority_waits_apart():
+    queues = Queues()
+    requests = [make(uid, priority=priority) for uid, priority in enumerate([0, 5, -1, 5, 0])]
+    for request in requests:
+        queues.enqueue(request)
+    assert queues.priorities == [5, 0, -1]
+    assert [uids(queues.waiting(level)) for level in (5, 0, -1, 3)] == [[1, 3], [0, 4], [2], []]
     queues.admit(requests[2])
     queues.admit(requests[1])
-    requests[1].length = 1
-    requests[2].length = 6
-    queues.decoding[2] = requests[2]
-    view = View(queues, LIMITS)
-    assert view.limits is LIMITS
-    assert (view.num_waiting, view.num_running, view.num_decoding) == (2, 2, 1)
-    assert list(view.waiting()) == [WaitingRequest(0, 100, 3, 7, 0), WaitingRequest(3, 103, 6, 7, 0)]
-    assert list(view.running()) == [RunningRequest(1, 101, 1, 3, 7, 0), RunningRequest(2, 102, 6, 0, 7, 0)]
+    assert queues.priorities == [5, 0]
+    queues.retract(requests[2])
+    queues.retract(requests[1])
+    assert queues.priorities == [5, 0, -1]
+    assert uids(queues.waiting(5)) == [1, 3]
+    queues.remove(requests[2])
+    assert queues.priorities == [5, 0]
 
 
 def test_the_waiting_are_read_one_by_one():
-    queues = Queues()
-    for uid in range(3):
-        queues.enqueue(make(uid))
-    queues.waiting[1] = None  # whoever reads this far fails
-    assert next(View(queues, LIMITS).waiting()).uid == 0
+    queues, requests = Queues(), [make(uid) for uid in range(10)]
+    for request in requests:
+        queues.enqueue(request)
+    assert next(queues.waiting()) is requests[0]
+    queues.admit(requests[1])
+    queues.retract(requests[1])
+    waiting = queues.waiting()
+    assert [next(waiting), next(waiting)] == requests[:2]
+
+
+def test_a_long_life_in_random_order():
+    """Every view of the queues is what plain lists say."""
+    draw, queues = random.Random(3), Queues()
+    waiting: list[Request] = []
+    running: list[Request] = []
+    for uid in range(2000):
+        request = make(uid, priority=draw.choice([0, 0, 1, -2]))
+        queues.enqueue(request)
+        waiting.append(request)
+        for _ in range(draw.randint(0, 3)):
+            move = draw.choice([queues.admit, queues.retract, queues.remove])
+            source = running if move == queues.retract else waiting
+            if move == queues.remove and draw.random() < 0.5:
+                source = running
+            if source:
+                chosen = source.pop(draw.randrange(len(source)))
+                move(chosen)
+                if move != queues.remove:
+                    (waiting if source is running else running).append(chosen)
+        waiting.sort(key=lambda each: each.arrival)
+        assert list(queues.waiting()) == waiting
+        assert list(queues.running.values()) == running
+        assert queues.priorities == sorted({each.priority for each in waiting}, reverse=True)
+        level = draw.choice([0, 1, -2])
+        assert list(queues.waiting(level)) == [each for each in waiting if each.priority == level]
+        assert sorted(uids(queues)) == sorted(uids(waiting + running))
 
 
 def test_tombstones_are_taken_once():

@@ -1,15 +1,18 @@
 """The scheduler over a fake engine: random workloads by seed, and the cases that each rule is about."""
 
+import itertools
 import random
 
 import msgspec
 import pytest
+from tests.unit.scheduler.sample import Decisions
 
 from tpserve.api import Plan, Policy, Prefill, RankError
 from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, Started, StepOutput
 from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.options import BatchingOptions
-from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.capacity import Capacity
+from tpserve.scheduler.queues import NO_SLOT
 from tpserve.scheduler.replies import LocalReplies
 from tpserve.scheduler.round import Round, RoundSource
 from tpserve.scheduler.scheduler import Budget, Scheduler
@@ -21,18 +24,36 @@ MAX_ROUNDS = 5_000
 SMALL_BUDGET = Budget(running=8, step_tokens=64)
 
 
+def standing(scheduler: Scheduler, uid: int) -> str:
+    """Where a request stands between two rounds."""
+    request = scheduler.queues.get(uid)
+    if request is None:
+        return "absent"
+    if request.slot == NO_SLOT:
+        return "retracted" if request.has_started else "queued"
+    place = "mid-chunk" if request.pending else "decoding" if uid in scheduler.queues.decoding else "at its last token"
+    return place + ", step under way" * any(request in each.batch.requests for each in scheduler._under_way)
+
+
 class Script(RoundSource):
-    """Gives out prepared rounds, then empty ones while there is work, then a Shutdown. Checks the pages each round."""
+    """Gives out prepared rounds, then empty ones while there is work, then a Shutdown. Checks the pages each round.
+
+    Attributes:
+        given: the messages of each round.
+        aborted: where each request stood when its abort came.
+    """
 
     def __init__(self, rounds):
         self.rounds = list(rounds)
         self.given = []
+        self.aborted = {}
         self.scheduler = None
 
     def receive(self, block):
         assert len(self.given) < MAX_ROUNDS, "the workload never ends"
         self.scheduler.check()
         messages = self._next(block)
+        self.aborted |= {each.uid: standing(self.scheduler, each.uid) for each in messages if isinstance(each, Abort)}
         self.given.append(messages)
         return Round(len(self.given) - 1, messages)
 
@@ -91,8 +112,10 @@ class Chunks(Policy):
         return Plan(tuple(prefill), decode or not prefill)
 
 
-def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, budget=SMALL_BUDGET, shutdowns=1, reserve=0.5, **changes):
-    answers, log, source = Answers(), DecisionLog(0), Script(rounds)
+def run(script, limits=SMALL_LIMITS, policy=FcfsPolicy, budget=SMALL_BUDGET, shutdowns=1, reserve=0.5, **changes):
+    """Serve a script, or a list of rounds, to its end; answers, decisions, and the script."""
+    source = script if isinstance(script, Script) else Script(script)
+    answers, log = Answers(), Decisions(0)
     scheduler = Scheduler(
         source,
         LocalReplies(answers.add),
@@ -105,7 +128,8 @@ def run(rounds, limits=SMALL_LIMITS, policy=FcfsPolicy, budget=SMALL_BUDGET, shu
     source.scheduler = scheduler
     scheduler.run()
     scheduler.check()
-    return answers, log, source.given
+    assert scheduler.capacity.available == limits.pages, "pages are held for nobody"
+    return answers, log, source
 
 
 def request(uid, prompt=(5, 6, 7), max_tokens=5, output_ids=(), **params):
@@ -199,33 +223,83 @@ def test_every_request_is_answered_once_and_as_if_it_were_alone(policy, block):
                 assert found == (tokens, reason), f"seed {seed}, request {message.uid}"
 
 
-def test_a_workload_has_aborts_in_every_state():
+def test_workloads_show_every_state(monkeypatch):
     """The test above is worth what its workloads hold."""
-    states = set()
-    for seed in range(50):
+    seen, catch_up = set(), Capacity.catch_up
+
+    def spy(capacity, request):
+        swapped = catch_up(capacity, request)
+        seen.add("caught up" if swapped else "nothing to catch up with")
+        return swapped
+
+    monkeypatch.setattr(Capacity, "catch_up", spy)
+    for seed in range(100):
         workload = Workload(seed)
-        answers, _, given = workload.run()
-        place = {m.uid: index for index, messages in enumerate(given) for m in messages if isinstance(m, Generate)}
-        for index, messages in enumerate(given):
-            for message in messages:
-                if isinstance(message, Abort):
-                    uid = message.uid
-                    aborted = answers.finished[uid] == "abort"
-                    if index <= place[uid]:
-                        states.add("before" if aborted else "?")
-                    elif not aborted:
-                        states.add("finished")
-                    else:
-                        states.add("running" if uid in answers.started else "waiting")
-    assert states == {"before", "waiting", "running", "finished"}
+        answers, log, script = workload.run()
+        place = {m.uid: index for index, messages in enumerate(script.given) for m in messages if type(m) is Generate}
+        for index, messages in enumerate(script.given):
+            for uid in [message.uid for message in messages if isinstance(message, Abort)]:
+                came = "finished" if index > place[uid] else "not there yet"
+                seen.add(came if script.aborted[uid] == "absent" else script.aborted[uid])
+        cached = any(started.cached_tokens for output in answers.outputs for started in output.started)
+        seen |= {"found cached"} if cached else set()
+        seen |= {"retraction"} if log.retracted else set()
+    assert seen >= {"not there yet", "queued", "mid-chunk", "decoding", "retracted", "finished"}
+    assert seen >= {"mid-chunk, step under way", "decoding, step under way", "at its last token, step under way"}
+    assert seen >= {"found cached", "caught up", "retraction"}
+
+
+class Hunter(Script):
+    """Sends requests, and an abort for the first of them that is seen in one state."""
+
+    def __init__(self, messages, state):
+        super().__init__([[message] for message in messages])
+        self._uids = [message.uid for message in messages]
+        self._state = state
+
+    def _next(self, block):
+        messages = super()._next(block)
+        if not self.aborted:
+            found = [uid for uid in self._uids if standing(self.scheduler, uid) == self._state]
+            messages = messages + [Abort(uid) for uid in found[:1]]
+        return messages
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize(
+    ("state", "overlap"),
+    [
+        ("queued", False),
+        ("queued", True),
+        ("mid-chunk", False),
+        ("mid-chunk, step under way", True),
+        ("decoding", False),
+        ("decoding, step under way", True),
+        ("at its last token, step under way", True),
+        ("retracted", False),
+        ("retracted", True),
+    ],
+)
+def test_aborting_in_every_state_gives_every_page_back(state, overlap, cache):
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=12)
+    messages = [request(uid, [*range(10, 20), 30 + uid, 4, 4], max_tokens=20) for uid in range(6)]
+    script = Hunter(messages, state)
+    answers, log, _ = run(script, limits, running=3, chunk=4, overlap=overlap, cache=cache, reserve=0.0)
+    assert list(script.aborted.values()) == [state]
+    (victim,) = script.aborted
+    assert answers.finished.pop(victim) == "abort"
+    answers.tokens.pop(victim)
+    others = [message for message in messages if message.uid != victim]
+    assert answers.tokens == {message.uid: expected(message, limits)[0] for message in others}
+    assert log.retracted
 
 
 @pytest.mark.parametrize("policy", [FcfsPolicy, Chunks])
 def test_equal_rounds_give_equal_decisions(policy):
     for seed in range(40):
         workload = Workload(seed)
-        answers, log, given = workload.run(policy=policy)
-        again, log_again, _ = workload.run(given[:-1], policy=policy)
+        answers, log, script = workload.run(policy=policy)
+        again, log_again, _ = workload.run(script.given[:-1], policy=policy)
         assert log.latest == log_again.latest != (-1, 0)
         assert answers.outputs == again.outputs
 
@@ -317,6 +391,79 @@ def test_a_resumed_request_goes_on_as_it_would_have():
     assert answers.tokens == {1: tokens, 2: tokens[8:]}
 
 
+def alike(greedy):
+    """Requests of all lengths, many of which begin alike, and what they get."""
+    draw = random.Random(8)
+    beginnings = [[draw.randrange(50) for _ in range(20)] for _ in range(3)]
+    messages = []
+    for uid in range(24):
+        prompt = draw.choice(beginnings)[: draw.randint(1, 20)] + [
+            draw.randrange(50) for _ in range(draw.randint(0, 9))
+        ]
+        messages.append(request(uid, prompt, draw.randint(1, 30), temperature=0.0 if greedy else 1.0))
+    return messages, {message.uid: expected(message, SMALL_LIMITS)[0] for message in messages}
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("tokens", [64, 1024], ids=["tiny", "large"])
+def test_no_setting_changes_what_is_said(tokens, greedy):
+    messages, wanted = alike(greedy)
+    rounds = [messages[:9], [], [], messages[9:]]
+    settings = itertools.product([True, False], [1, 7, 0], [1, 4, 16], [True, False])
+    for cache, chunk, page_size, overlap in settings:
+        limits = msgspec.structs.replace(SMALL_LIMITS, page_size=page_size, pages=tokens // page_size)
+        answers, log, _ = run(rounds, limits, cache=cache, chunk=chunk, overlap=overlap, reserve=0.0)
+        setting = f"cache {cache}, chunk {chunk}, pages of {page_size}, overlap {overlap}"
+        assert answers.tokens == wanted, setting
+        assert bool(log.retracted) == (tokens == 64), setting
+        found = sum(started.cached_tokens for output in answers.outputs for started in output.started)
+        if page_size < 16 or not cache:
+            assert bool(found) == cache, setting
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_next_turn_of_a_chat_finds_prompt_and_answer_cached(page_size, overlap):
+    limits = msgspec.structs.replace(SMALL_LIMITS, page_size=page_size)
+    first = request(1, [4] * 10, max_tokens=9)
+    answer, _ = expected(first, limits)
+    chat = [4] * 10 + answer
+    answers, _, _ = run([[first], *[[]] * 12, [request(2, [*chat, 30, 31])]], limits, overlap=overlap)
+    (started,) = answers.outputs[-5].started
+    computed = len(chat) - 1  # Nobody needed the keys and values of the last token.
+    assert started == Started(2, len(chat) + 2, computed // page_size * page_size)
+
+
+def test_two_that_come_together_compute_what_is_common_once():
+    prompt = [*range(10, 30)]
+    answers, _, script = run([[request(1, prompt, 2), request(2, prompt, 2), request(3, [*prompt[:9], 4], 2)]])
+    started = [entry for output in answers.outputs for entry in output.started]
+    assert started == [Started(1, 20, 0), Started(2, 20, 16), Started(3, 10, 8)]
+    assert len(script.given) == 3
+
+
+def test_a_long_prompt_goes_in_chunks_beside_others():
+    answers, _, _ = run([[request(1, [4] * 30)], [request(2)]], chunk=7)
+    assert [output.uids for output in answers.outputs[:6]] == [[], [2], [2], [2], [1, 2], [2, 1]]
+
+
+def test_the_oldest_is_never_retracted():
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    messages = [request(uid, [uid] * 8, max_tokens=20) for uid in range(5)]
+    answers, log, _ = run([messages], limits, reserve=0.0)
+    assert log.retracted
+    assert not any(0 in decisions.retracted for decisions in log.rounds)
+    assert list(answers.finished) == [0, 1, 2, 3, 4]
+    assert answers.started == [0, 1, 2, 3, 4]
+
+
+def test_nobody_is_retracted_where_all_that_was_promised_is_kept_back():
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    answers, log, _ = run([[request(uid, [uid] * 8, max_tokens=20) for uid in range(5)]], limits, reserve=1.0)
+    assert not log.retracted
+    assert len(answers.finished) == 5
+
+
 def test_an_abort_that_comes_first_is_remembered_once():
     answers, _, _ = run([[Abort(1)], [request(1), request(2)]])
     assert answers.finished == {1: "abort", 2: "length"}
@@ -376,6 +523,6 @@ def test_a_policy_that_breaks_its_limits_is_named(policy, message):
 
 
 def test_an_idle_rank_decides_nothing():
-    _, log, given = run([[Abort(3)]])
-    assert given == [[Abort(3)], [Shutdown()]]
+    _, log, script = run([[Abort(3)]])
+    assert script.given == [[Abort(3)], [Shutdown()]]
     assert log.latest[0] == 1

@@ -65,6 +65,24 @@ def test_a_row_may_begin_behind_pages_that_hold_its_prefix():
         [Sequence(1, 4, 5, True)], [TokenWrite(1, 0, PROMPT)], [PageWrite(1, 0, [0]), PageWrite(1, 1, [9])], [params(1)]
     )
     assert engine.launch(shared).tokens() == continuation(PROMPT, GREEDY, 1)
+    assert engine.launch(step(0, 5, 6)).tokens() == continuation(PROMPT, GREEDY, 2)[1:]
+
+
+def test_a_row_may_share_what_another_computes_before_it_in_the_same_step():
+    first, second = start(), start(1, pages=(0, 3))
+    sequences = [*first.sequences, Sequence(1, 4, 5, True)]
+    writes = first.tokens + second.tokens, first.pages + second.pages, first.params + second.params
+    assert FakeEngine().launch(Step(sequences, *writes)).tokens() == 2 * continuation(PROMPT, GREEDY, 1)
+    with pytest.raises(AssertionError, match="page 0 does not hold"):
+        FakeEngine().launch(Step(sequences[::-1], *writes))
+
+
+def test_a_row_may_jump_ahead_over_pages_that_others_have_computed():
+    engine, tokens = FakeEngine(), PROMPT + PROMPT
+    engine.launch(start(0, tokens=tokens))
+    engine.launch(start(1, pages=(3, 4, 5), tokens=tokens, upto=2))
+    jump = Step([Sequence(1, 8, 10, True)], pages=[PageWrite(1, 0, [0, 1])])
+    assert engine.launch(jump).tokens() == continuation(tokens, GREEDY, 1)
 
 
 @pytest.mark.parametrize(
