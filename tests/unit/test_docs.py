@@ -62,9 +62,13 @@ def test_the_example_plugin_is_listed_and_described(example: Any, run_cli: Any) 
 def test_the_example_plugin_plans_as_the_page_says_and_keeps_the_contract(example: Any, run_cli: Any) -> None:
     plugin = Registry.discover().load("policy", "smallest")
     policy = plugin.factory()(plugin.make_options({"window": "3"}))
-    sizes = [(4, 60), (30, 40), (9, 12), (1, 1)]
-    waiting = [WaitingRequest(uid, uid, tokens, reserve, priority=0) for uid, (tokens, reserve) in enumerate(sizes)]
-    state = QueueState(Limits(tokens=100, running=8, free_pages=99, page_size=4), waiting, [])
+    sizes = [(4, 1, 14), (30, 8, 2), (9, 3, 0), (1, 1, 0)]
+    waiting = [
+        WaitingRequest(uid, uid, since=0, priority=0, cached=0, tokens=tokens, pages=pages, promised=promised)
+        for uid, (tokens, pages, promised) in enumerate(sizes)
+    ]
+    limits = Limits(tokens=100, chunk=100, running=8, free_pages=99, promised_pages=0)
+    state = QueueState(5, limits, waiting, [])
 
     assert [prefill.uid for prefill in policy.plan(CountingView(state)).prefill] == [2, 1, 0]
     assert run_cli("plugins", "check", "policy.smallest").returncode == 0

@@ -53,7 +53,7 @@ def test_what_breaks_it_fails_and_says_where(run_cli: Any, site: Any, monkeypatc
     assert failed >= {"test_reading_the_spec_is_light", "test_every_option_is_described"}
     assert failed >= {"test_plans_keep_to_the_limits", "test_a_long_queue_is_not_read_to_its_end"}
     assert not failed & {"test_it_states_the_plugin_api", "test_the_class_implements_the_interface"}
-    assert "the policy takes " in done.stdout
+    assert "the policy plans " in done.stdout
 
 
 @pytest.mark.parametrize(
