@@ -26,6 +26,9 @@ from tpserve.offline.llm import LLM
 __all__ = ["WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
 
 APART = 1_000_000
+WARM_UP = 8
+"""Requests of the run that does not count."""
+
 PACKAGES = ("tpserve", "torch", "transformers")
 
 WORKLOADS: dict[str, Callable[[int, int], Workload]] = {
@@ -128,7 +131,8 @@ def measure(
     with ExitStack() as engines:
         llms = {name: engines.enter_context(LLM(plan.model, **settings)) for name, settings in arms.items()}
         for repeat in range(-1, plan.repeats):
-            work = WORKLOADS[plan.workload](plan.requests, _seed(plan, repeat))
+            requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
+            work = WORKLOADS[plan.workload](requests, _seed(plan, repeat))
             for name in order.sample(list(arms), len(arms)):
                 run = _run(llms[name], work)
                 if plan.workload == "fixed":
