@@ -47,6 +47,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         cache: ``radix`` keeps computed pages for prompts that begin alike; ``none`` does not.
         overlap: decide the next round while a step is computed.
         max_requests: most requests in flight; past it the server answers 503 with Retry-After.
+        max_queued_requests: most that have not started; past it the server answers 429 with Retry-After. 0: no limit.
         tokenizers: tokenizer processes.
         detokenizers: detokenizer processes.
         threads: compute threads a rank on the CPU; 0 shares the cores out.
@@ -88,6 +89,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cache: Literal["radix", "none"] = "radix"
     overlap: bool = True
     max_requests: Positive = 4096
+    max_queued_requests: Natural = 0
     tokenizers: Positive = 1
     detokenizers: Positive = 1
     threads: Natural = 0

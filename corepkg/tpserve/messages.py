@@ -13,6 +13,7 @@ from msgspec import Meta
 
 __all__ = [
     "GREEDY_BELOW",
+    "MAX_PRIORITY",
     "Abort",
     "ApiMessage",
     "ChatPrompt",
@@ -38,6 +39,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 GREEDY_BELOW = 1e-4
 """A lower temperature picks the likeliest token anyway, and would overflow the logits on the way."""
+
+
+MAX_PRIORITY = 100
+"""Priorities go from minus this to this; larger is more urgent."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,12 +91,14 @@ class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
         prompt: text, token ids, or a conversation, whose ``time`` is set.
         params: sampling parameters; ``seed`` is set.
         output_ids: tokens generated before, for a request that is resumed.
+        priority: as in Generate.
     """
 
     uid: int
     prompt: str | list[int] | ChatPrompt
     params: SamplingParams
     output_ids: list[int] = []
+    priority: int = 0
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
@@ -102,7 +109,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         prompt_ids: the prompt's tokens, written by :func:`tpserve.tokens.pack_ids`.
         params: sampling parameters; ``max_tokens`` and ``seed`` are set.
         output_ids: tokens generated before, for a request that is resumed; written likewise.
-        priority: larger is more urgent; the policy ``priority`` looks at it.
+        priority: larger is more urgent; the policy ``priority`` looks at it. Within MAX_PRIORITY of 0.
     """
 
     uid: int

@@ -28,7 +28,7 @@ __all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown
 
 PREFIX: Final = "TPSERVE_"
 OPTIONS_PREFIX: Final = "TPSERVE_OPTIONS__"
-OTHER_VARIABLES: Final = ("TPSERVE_CACHE",)
+OTHER_VARIABLES: Final = ("TPSERVE_CACHE_DIR",)
 """Variables that other parts of tpserve read."""
 
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(ServeConfig) if field.name != "options"}

@@ -145,7 +145,7 @@ def test_names_in_errors_can_be_those_of_a_python_caller() -> None:
 def test_unknown_variables_are_named_and_never_an_error() -> None:
     environ = {
         "TPSERVE_PRT": "1",
-        "TPSERVE_CACHE": "/x",
+        "TPSERVE_CACHE_DIR": "/x",
         "TPSERVE_PORT": "1",
         "TPSERVE_OPTIONS__TRANSPORT__A": "1",
         "TPSERVE_OPTIONS__NOTHING__A": "1",

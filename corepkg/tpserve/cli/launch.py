@@ -88,8 +88,24 @@ def launch(
     max_step_tokens: Annotated[
         int | None, _flag("max_step_tokens", CAPACITY, "Most tokens that one step computes.")
     ] = None,
+    chunked_prefill_size: Annotated[
+        int | None,
+        _flag("chunked_prefill_size", CAPACITY, "Most tokens of one prompt in a step; 0: as many as a step may have."),
+    ] = None,
+    cache: Annotated[
+        str | None, _flag("cache", CAPACITY, "radix keeps computed pages for prompts that begin alike; or none.")
+    ] = None,
+    overlap: Annotated[
+        bool | None, _flag("overlap", CAPACITY, "Decide the next round while a step is computed, or wait for it.")
+    ] = None,
     max_requests: Annotated[
         int | None, _flag("max_requests", CAPACITY, "Most requests in flight; past it, 503 with Retry-After.")
+    ] = None,
+    max_queued_requests: Annotated[
+        int | None,
+        _flag(
+            "max_queued_requests", CAPACITY, "Most that have not started; past it, 429 with Retry-After. 0: no limit."
+        ),
     ] = None,
     max_messages_per_round: Annotated[
         int | None, _flag("max_messages_per_round", CAPACITY, "Most messages that one round takes.")

@@ -90,9 +90,7 @@ class Answer:
         return tokens
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """The request has been admitted: news only once, also if it had to be sent again."""
-        if self.started:
-            return
+        """The request has been admitted; called once."""
         self.started = True
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens

@@ -27,6 +27,7 @@ MAX_BODY = 16 << 20
 
 GENERATES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is wrong; `error.param` names the field."},
+    429: {"description": "Too many requests wait; Retry-After says when to try again."},
     503: {"description": "Not ready, or too many requests in flight; Retry-After says when to try again."},
 }
 
@@ -51,14 +52,14 @@ def build_app(exchange: Exchange, metrics: Metrics, model: str) -> FastAPI:
     @app.post("/v1/chat/completions", response_class=Response, responses=GENERATES)
     async def create_chat_completion(request: ChatRequest) -> Response:
         check_model(request)
-        call = Call([request.prompt()], request.params(), bool(request.stream))
+        call = Call([request.prompt()], request.params(), bool(request.stream), request.priority or 0)
         written = ChatFormat(model, request.include_usage, request.with_tokens)
         return GenerationResponse(exchange, call, written, request.limit_field)
 
     @app.post("/v1/completions", response_class=Response, responses=GENERATES)
     async def create_completion(request: CompletionRequest) -> Response:
         check_model(request)
-        call = Call(list(request.prompt), request.params(), bool(request.stream))
+        call = Call(list(request.prompt), request.params(), bool(request.stream), request.priority or 0)
         written = CompletionFormat(model, request.include_usage, request.with_tokens)
         return GenerationResponse(exchange, call, written, request.limit_field)
 

@@ -33,7 +33,7 @@ from tpserve.messages import (
     encode,
 )
 
-__all__ = ["Call", "Exchange", "GivenUp", "Unavailable"]
+__all__ = ["Call", "Exchange", "GivenUp", "QueueFull", "Unavailable"]
 
 Prompt = str | list[int] | ChatPrompt
 
@@ -49,11 +49,13 @@ class Call(msgspec.Struct, frozen=True):
         prompts: one or more; each gets an answer of its own.
         params: for all of them.
         is_streaming: answers are read as they come.
+        priority: of all of them; larger is more urgent.
     """
 
     prompts: list[Prompt]
     params: SamplingParams
     is_streaming: bool = False
+    priority: int = 0
 
 
 class Unavailable(TpserveError):
@@ -68,6 +70,17 @@ class Unavailable(TpserveError):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+class QueueFull(Unavailable):
+    """Too many requests wait already.
+
+    Args:
+        queued: how many may.
+    """
+
+    def __init__(self, queued: int) -> None:
+        super().__init__(f"{queued} requests wait to be started, the most that may", "queue_full")
 
 
 class GivenUp(Unavailable):
@@ -91,15 +104,17 @@ class Exchange:
     Args:
         max_requests: the most requests in flight.
         metrics: what is counted and timed of them.
+        max_queued: the most of them that have not started; 0: as many as are in flight.
         worker: the api process's number, the high bits of its uids.
 
     Attributes:
         closed: why no request is admitted; empty while they are.
     """
 
-    def __init__(self, max_requests: int, metrics: Metrics, worker: int = 0) -> None:
+    def __init__(self, max_requests: int, metrics: Metrics, max_queued: int = 0, worker: int = 0) -> None:
         self.closed = "starting"
         self._max_requests = max_requests
+        self._max_queued = min(max_queued or max_requests, max_requests)
         self._metrics = metrics
         self._uids = itertools.count(worker << WORKER_BITS)
         self._flights = Flights()
@@ -160,15 +175,18 @@ class Exchange:
 
         Raises:
             Unavailable: not ready, or too many requests are in flight.
+            QueueFull: too many of them have not started.
             RequestError: the request cannot be sent.
         """
         if self.closed:
             raise Unavailable(self.closed)
-        if len(call.prompts) > self._max_requests:
-            raise RequestError(f"at most {self._max_requests} prompts", "prompt")
+        if len(call.prompts) > self._max_queued:
+            raise RequestError(f"at most {self._max_queued} prompts", "prompt")
         waiting = self._connection.backlog if self._connection else 0
         if max(len(self) + len(call.prompts), waiting) > self._max_requests:
             raise Unavailable(f"{self._max_requests} requests are in flight, the most that are admitted", "overloaded")
+        if self._flights.queued + len(call.prompts) > self._max_queued:
+            raise QueueFull(self._max_queued)
         return self._send(call, wake, MAX_RESENDS, self._metrics)
 
     async def warm_up(self, requests: int) -> None:
@@ -211,7 +229,10 @@ class Exchange:
                     self._ended.release()
 
     def _send(self, call: Call, wake: asyncio.Event, resends: int, metrics: Metrics) -> list[Answer]:
-        requests = [Tokenize(next(self._uids), _dated(prompt), _seeded(call.params)) for prompt in call.prompts]
+        requests = [
+            Tokenize(next(self._uids), _dated(prompt), _seeded(call.params), priority=call.priority)
+            for prompt in call.prompts
+        ]
         payloads = [encode(request) for request in requests]
         stop, is_streaming = call.params.stop, call.is_streaming
         answers = [Answer(request.uid, stop, wake, is_streaming, Meter(metrics)) for request in requests]
@@ -227,9 +248,7 @@ class Exchange:
     def _deliver_round(self, output: TextOutput) -> None:
         flights = self._flights
         for started in output.started:
-            answer = flights.get(started.uid)
-            if answer is not None:
-                answer.start(started.prompt_tokens, started.cached_tokens)
+            flights.start(started)
         for uid, token, text, finish in zip(output.uids, output.tokens, output.texts, output.finished, strict=True):
             answer = flights.get(uid)
             if answer is None:

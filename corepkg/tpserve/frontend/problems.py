@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from tpserve.errors import RequestError
-from tpserve.frontend.exchange import GivenUp, Unavailable
+from tpserve.frontend.exchange import GivenUp, QueueFull, Unavailable
 
 __all__ = ["describe", "problem", "set_up_problems"]
 
@@ -24,6 +24,8 @@ def describe(error: Exception) -> bytes:
     match error:
         case RequestError():
             return _body(error.message, "invalid_request_error", error.param, error.code)
+        case QueueFull():
+            return _body(error.message, "rate_limit_error", None, error.code)
         case Unavailable():
             return _body(error.message, "server_error", None, error.code)
         case _:
@@ -37,6 +39,8 @@ def problem(error: Exception) -> Response:
             return _response(error.status, error)
         case GivenUp():
             return _response(500, error, {"x-should-retry": "false"})
+        case QueueFull():
+            return _response(429, error, {"Retry-After": RETRY_AFTER})
         case Unavailable():
             return _response(503, error, {"Retry-After": RETRY_AFTER})
         case _:

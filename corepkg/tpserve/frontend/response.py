@@ -48,7 +48,7 @@ class GenerationResponse(Response):
         """Answer, as an ASGI application.
 
         Raises:
-            Unavailable: 503; nothing has been sent.
+            Unavailable: 503 or 429; nothing has been sent.
             RequestError: 4xx; nothing has been sent.
         """
         wake = asyncio.Event()

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tpserve.errors import RequestError
 from tpserve.frontend.fields import PlainObject, Prompts, Stops, Text, check_plain, encodable
-from tpserve.messages import GREEDY_BELOW, ChatPrompt, SamplingParams
+from tpserve.messages import GREEDY_BELOW, MAX_PRIORITY, ChatPrompt, SamplingParams
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
@@ -78,6 +78,7 @@ class GenerationRequest(BaseModel):
     stop: Stops | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Larger is more urgent.")
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -105,7 +105,7 @@ class _Worker:
             tokens = prompt
         max_tokens = fit(tokens, message.params.max_tokens, self._limits, _field(message))
         params = replace(message.params, max_tokens=max_tokens)
-        return Generate(message.uid, pack_ids(tokens), params, pack_ids(message.output_ids))
+        return Generate(message.uid, pack_ids(tokens), params, pack_ids(message.output_ids), message.priority)
 
     def _forward(self, message: RankMessage) -> None:
         self._to_rank.send(self._rank_sealer.seal(encode(message)), math.inf)

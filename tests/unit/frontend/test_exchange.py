@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from tpserve.frontend.exchange import Call, Exchange, GivenUp, Unavailable
+from tpserve.errors import RequestError
+from tpserve.frontend.exchange import Call, Exchange, GivenUp, QueueFull, Unavailable
 from tpserve.frontend.flights import MAX_RESENDS
 from tpserve.frontend.links import Connection
 from tpserve.frontend.metrics import Metrics
@@ -45,12 +46,14 @@ class Wire:
 class Scene:
     """An exchange and the requests of one call, over one generation after the other."""
 
-    def __init__(self, prompts: int = 1, is_streaming: bool = False, **params: object) -> None:
-        self.exchange = Exchange(max_requests=10, metrics=Metrics())
+    def __init__(
+        self, prompts: int = 1, is_streaming: bool = False, max_queued: int = 0, priority: int = 0, **params: object
+    ) -> None:
+        self.exchange = Exchange(max_requests=10, metrics=Metrics(), max_queued=max_queued)
         self.wake = asyncio.Event()
         self.start()
         prompt = [str(index) for index in range(prompts)]
-        call = Call(list(prompt), SamplingParams(**params), is_streaming)  # type: ignore[arg-type]
+        call = Call(list(prompt), SamplingParams(**params), is_streaming, priority)  # type: ignore[arg-type]
         self.answers = self.exchange.submit(call, self.wake)
 
     def start(self) -> None:
@@ -70,15 +73,16 @@ class Scene:
 
 
 def test_a_request_is_sent_again_with_its_output_and_is_otherwise_the_same() -> None:
-    scene = Scene(temperature=0.5, max_tokens=9)
+    scene = Scene(temperature=0.5, max_tokens=9, priority=-7)
     (first,) = scene.wire.sent
     assert isinstance(first, Tokenize)
     assert first.params.seed is not None
+    assert first.priority == -7
     scene.deliver(0, 7, "a")
     scene.deliver(0, 8, "b")
     scene.die()
     scene.start()
-    assert scene.wire.sent == [Tokenize(first.uid, first.prompt, first.params, [7, 8])]
+    assert scene.wire.sent == [Tokenize(first.uid, first.prompt, first.params, [7, 8], priority=-7)]
     scene.deliver(0, 9, "c", "length")
     (answer,) = scene.answers
     assert (answer.read(), answer.tokens, answer.finish, len(scene.exchange)) == ("abc", [7, 8, 9], "length", 0)
@@ -196,6 +200,56 @@ def test_a_warm_up_is_not_sent_again() -> None:
         assert list(scene.wire.output_ids) == [0]
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def ask(scene: Scene, prompts: int = 1) -> None:
+    scene.exchange.submit(Call(["more"] * prompts, SamplingParams()), scene.wake)
+
+
+def test_only_so_many_may_wait_to_be_started() -> None:
+    scene = Scene(prompts=3, max_queued=3)
+    with pytest.raises(QueueFull, match="3 requests wait"):
+        ask(scene)
+    scene.started(0, 10, 4)
+    scene.started(0, 10, 4)
+    ask(scene)
+    with pytest.raises(QueueFull):
+        ask(scene)
+    scene.exchange.abort(scene.answers[1])
+    scene.exchange.deliver([Rejected(2, "too long")])
+    ask(scene, prompts=2)
+    with pytest.raises(QueueFull):
+        ask(scene)
+    scene.deliver(0, 7, "a", "length")  # which had started
+    with pytest.raises(QueueFull):
+        ask(scene)
+    assert len(scene.wire.output_ids) == 6
+
+
+def test_one_call_with_more_prompts_than_may_wait_is_wrong() -> None:
+    scene = Scene(max_queued=3)
+    with pytest.raises(RequestError, match="at most 3 prompts"):
+        ask(scene, prompts=4)
+
+
+def test_what_had_started_before_a_death_does_not_wait_again() -> None:
+    scene = Scene(prompts=2, max_queued=2)
+    scene.started(0, 10, 4)
+    scene.die()
+    scene.start()
+    ask(scene)
+    with pytest.raises(QueueFull):
+        ask(scene)
+    scene.started(0, 10, 8)
+    with pytest.raises(QueueFull):
+        ask(scene)
+
+
+def test_without_a_limit_as_many_may_wait_as_are_in_flight() -> None:
+    scene = Scene(prompts=10)
+    with pytest.raises(Unavailable, match="10 requests are in flight") as caught:
+        ask(scene)
+    assert not isinstance(caught.value, QueueFull)
 
 
 def test_when_there_is_no_next_generation_all_that_waits_fails() -> None:

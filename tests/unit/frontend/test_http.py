@@ -101,6 +101,21 @@ def test_parameters_reach_the_rank(client: httpx.Client, server: FakeServer) -> 
     assert (params.seed, params.ignore_eos, params.max_tokens) == (9, True, 100)
 
 
+def test_a_priority_reaches_the_rank(client: httpx.Client, server: FakeServer) -> None:
+    complete(client, "a", priority=-100)
+    assert generated(server).priority == -100
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+    assert client.post("/v1/chat/completions", json={**chat, "priority": 100}).status_code == 200
+    assert generated(server).priority == 100
+    complete(client, "a")
+    assert generated(server).priority == 0
+    for refused in (
+        client.post("/v1/chat/completions", json={**chat, "priority": 101}),
+        client.post("/v1/completions", json={"prompt": "a", "priority": -101}),
+    ):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+
+
 def test_every_request_without_a_seed_gets_one_of_its_own(client: httpx.Client, server: FakeServer) -> None:
     complete(client, ["a", "a"])
     first, second = [message.params.seed for message in server.seen if isinstance(message, Generate)][-2:]

@@ -89,6 +89,25 @@ def test_requests_past_the_limit_are_turned_away_until_others_are_over(
     assert client.post("/v1/completions", json=ENDLESS).status_code == 200
 
 
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_past_its_queue_it_answers_429(codec: TextCodec, is_streaming: bool) -> None:
+    asked = {**ENDLESS, "stream": is_streaming}
+    with FakeServer(codec, endless, ServeConfig(max_queued_requests=2, drain_timeout=0.5)) as server:
+        server.start()
+        with httpx.Client(base_url=server.url, timeout=60.0) as client, held(server, 2) as requests:
+            refused = client.post("/v1/completions", json=asked)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+            assert refused.json()["error"] == {
+                "message": "2 requests wait to be started, the most that may",
+                "type": "rate_limit_error",
+                "param": None,
+                "code": "queue_full",
+            }
+            server.go.set()
+            assert [request.result(60).status_code for request in requests] == [200] * 2
+            assert client.post("/v1/completions", json=asked).status_code == 200
+
+
 def test_a_client_that_has_gone_makes_room(server: FakeServer, client: httpx.Client) -> None:
     server.start()
     server.go.clear()

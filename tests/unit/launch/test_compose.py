@@ -85,7 +85,7 @@ def test_several_ranks_need_all() -> None:
     assert found.transport is not None
     assert found.sync is not None
     assert found.comm is not None
-    assert (found.transport.name, found.sync.name, found.comm.name) == ("zmq", "shm", "gloo")
+    assert (found.transport.name, found.sync.name, found.comm.name) == ("zmq", "shm", "shm")
     assert found.pipes == found.transport.__class__(
         "transport", "zmq", "as the transport", found.transport.provider, {}
     )

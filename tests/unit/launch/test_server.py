@@ -95,7 +95,7 @@ def test_the_banner_says_what_and_why() -> None:
     assert rows["shape"][0] == "2 layers, hidden 576, 9 query and 3 KV heads of 64"
     assert rows["tp"] == ("2", "6+3 query heads, 2+1 KV heads")
     assert rows["transport"][1].startswith("auto: the first of zmq, nng (tpserve-transport-zmq ")
-    assert rows["sync"][0] == rows["comm"][0] == "gloo"
+    assert (rows["sync"][0], rows["comm"][0]) == ("gloo", "shm")
     assert rows["device"] == ("cpu", "auto: no NVIDIA driver")
     assert rows["dtype"][0] == "float32"
 

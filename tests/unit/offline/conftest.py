@@ -10,16 +10,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from tpserve.api import NoOptions
 from tpserve.frontend.text import TextCodec
 from tpserve.launch.rank import Rank
 from tpserve.offline import LLM, llm
 from tpserve.offline.local_rank import LocalRank
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import OfflineSource
-from tpserve.scheduler.scheduler import Scheduler
+from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import Engine
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine
 
@@ -49,9 +49,8 @@ class FakeRunning:
             resources = ExitStack()
             resources.callback(engine.close)
             log = DecisionLog(0)
-            scheduler = Scheduler(
-                source, replies, engine, FcfsPolicy(NoOptions()), log, max_running=8, max_step_tokens=64
-            )
+            budget = Budget(running=8, step_tokens=64)
+            scheduler = Scheduler(source, replies, engine, FcfsPolicy(BatchingOptions()), log, budget)
             return Rank(scheduler, log, engine.limits, resources)
 
         self._rank = LocalRank()
