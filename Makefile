@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, as in: make PYTHON=python3.11")'
 
-.PHONY: help install serve test check format docs bench-smoke clean
+.PHONY: help install serve test check format docs sim bench-smoke clean
 
 help:                ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -37,6 +37,9 @@ format: install      ## rewrite the code in the project's format
 
 docs: install        ## rewrite the reference part of docs/cli.md
 	$(BIN)/python scripts/cli_reference.py
+
+sim: install         ## simulate leaders and followers until something is wrong; ARGS='--minutes 5' adds flags
+	$(BIN)/python -m tpserve.testing.sim $(ARGS)
 
 bench-smoke: install ## the numbers of the README, as JSON
 	$(BIN)/python -m tpserve.bench.smoke $(ARGS)

@@ -1,0 +1,164 @@
+"""Bugs to plant into the scheduler, each of a kind that someone will write one day."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tpserve.api import Plan
+from tpserve.envelope import Opener
+from tpserve.kv.allocator import PageAllocator, SlotAllocator
+from tpserve.kv.pool import KvPool
+from tpserve.kv.radix import RadixTree
+from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.lpm import LpmPolicy
+from tpserve.policies.priority import PriorityPolicy
+from tpserve.scheduler.batch import Batch
+from tpserve.scheduler.capacity import Capacity
+from tpserve.scheduler.digest import DecisionLog, RoundDecisions
+from tpserve.scheduler.queues import Queues, Tombstones
+from tpserve.scheduler.scheduler import Scheduler
+
+__all__ = ["BUGS", "plant"]
+
+BUGS: dict[str, tuple[int, Callable]] = {}
+"""Each with the number of seeds within which it must be found, and how to plant it."""
+
+
+def bug(cls: type, name: str, seeds: int):
+    """A function that stands for a method; it gets the method that is right first."""
+
+    def add(wrong: Callable) -> Callable:
+        right = getattr(cls, name)
+
+        def plant(patch: pytest.MonkeyPatch) -> None:
+            patch.setattr(cls, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
+
+        BUGS[wrong.__name__] = seeds, plant
+        return wrong
+
+    return add
+
+
+def plant(name: str, patch: pytest.MonkeyPatch) -> int:
+    """Plant a bug; the number of seeds within which it must be found."""
+    seeds, put = BUGS[name]
+    put(patch)
+    return seeds
+
+
+@bug(Batch, "decode", 10)
+def a_batch_in_the_order_of_a_set(right, self, requests):
+    right(self, list(set(requests)))
+
+
+@bug(PageAllocator, "free", 5)
+def a_page_freed_twice(right, self, pages):
+    right(self, pages + pages[:1])
+
+
+@bug(Batch, "give", 5)
+def a_page_written_one_too_far(right, self, request, start, pages):
+    right(self, request, start + (start > 0), pages)
+
+
+@bug(Capacity, "pages", 5)
+def one_page_too_few(right, self, tokens):
+    return right(self, tokens - 1)
+
+
+@bug(Scheduler, "_abort", 40)
+def an_abort_dropped_in_the_middle_of_a_prompt(right, self, uid, batch):
+    request = self.queues.get(uid)
+    if request is None or not request.pending:
+        right(self, uid, batch)
+
+
+@bug(Tombstones, "take", 40)
+def an_abort_forgotten_that_came_first(right, self, uid):
+    return right(self, uid) and False
+
+
+def clock_in(policy):
+    @bug(policy, "plan", 80)
+    def a_clock(right, self, view):
+        plan = right(self, view)
+        return Plan(plan.prefill[::-1], plan.decode) if time.perf_counter_ns() // 1000 % 3 == 0 else plan
+
+    BUGS[f"a_clock_in_{policy.__name__}"] = BUGS.pop(a_clock.__name__)
+
+
+for each in (FcfsPolicy, LpmPolicy, PriorityPolicy):
+    clock_in(each)
+
+
+@bug(Capacity, "share", 60)
+def pages_shared_before_they_are_computed(right, self, request):
+    self.pool.share(request.holding, request.tokens[: request.known].tobytes())
+
+
+@bug(Capacity, "catch_up", 100)
+def a_page_table_that_is_not_told_of_swapped_pages(right, self, request):
+    right(self, request)
+    return range(0)
+
+
+@bug(KvPool, "catch_up", 100)
+def swapped_pages_that_are_never_freed(right, self, holding, ids, computed):
+    swapped = right(self, holding, ids, computed)
+    if swapped:
+        del self._pages._stack[-len(swapped) :]
+    return swapped
+
+
+@bug(Scheduler, "_youngest", 60)
+def another_request_retracted_on_one_rank(right, self):
+    return min(self.queues.running.values(), key=lambda each: each.arrival) if self._log.rank == 1 else right(self)
+
+
+@bug(Queues, "retract", 60)
+def a_retracted_request_that_is_lost(right, self, request):
+    right(self, request)
+    self._retracted.remove(request)
+
+
+@bug(DecisionLog, "fold", 100)
+def decisions_that_are_not_folded(right, self, number, decisions):
+    right(self, number, RoundDecisions())
+
+
+@bug(DecisionLog, "expect", 100)
+def digests_that_are_not_compared(right, self, number, digest):
+    pass
+
+
+@bug(RadixTree, "unlock", 20)
+def a_node_that_stays_locked(right, self, node):
+    if node is self.root or node.locks > 1:
+        right(self, node)
+
+
+@bug(RadixTree, "evict", 60)
+def evicted_pages_that_stay_in_the_tree(right, self, count):
+    leaf = self._oldest()
+    pages = leaf.pages.copy()
+    evicted = right(self, count)
+    leaf.pages = pages
+    return evicted
+
+
+@bug(SlotAllocator, "free", 5)
+def a_row_that_is_never_free_again(right, self, slot):
+    pass
+
+
+@bug(Scheduler, "_end", 10)
+def an_ended_request_that_gets_the_token_under_way(right, self, request):
+    right(self, request)
+    request.has_ended = False
+
+
+@bug(Opener, "open", 200)
+def frames_that_may_come_in_any_order(right, self, frame):
+    self._next[int.from_bytes(frame[6:8], "little")] = int.from_bytes(frame[8:16], "little")
+    return right(self, frame)
