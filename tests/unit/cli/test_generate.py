@@ -41,7 +41,7 @@ class FakeLLM:
         if "too long" in prompts:
             raise PromptError(prompts.index("too long"), RequestError("the prompt has too many tokens", "prompt"))
         return (
-            Completion(index, f"{prompts[index]}!", [index], "stop", prompt_tokens=7)
+            Completion(index, f"{prompts[index]}!", [index], "stop", prompt_tokens=7, cached_tokens=0)
             for index in reversed(range(len(prompts)))
         )
 
