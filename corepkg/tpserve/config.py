@@ -61,6 +61,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         startup_timeout: seconds until the server must be ready.
         drain_timeout: seconds that a stopping server gives running requests.
         max_restarts: how often processes that died are started again before the server gives up.
+        record: a file to which rank 0 writes all that it decides and from what; empty: none.
         log_level: debug, info, warning or error.
         options: plugin options: ``{"transport": {"send_buffer": 8192}}``, keyed by kind, or by ``kind.name``.
     """
@@ -103,5 +104,6 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     startup_timeout: Seconds = 600.0
     drain_timeout: Annotated[float, Meta(ge=0)] = 5.0
     max_restarts: Natural = 3
+    record: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     options: dict[str, dict[str, Any]] = {}

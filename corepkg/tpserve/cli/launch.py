@@ -134,6 +134,10 @@ def launch(
     ] = None,
     heartbeat: Annotated[float | None, _flag("heartbeat", TIMES, "Between signs of life of an idle leader.")] = None,
     watchdog: Annotated[float | None, _flag("watchdog", TIMES, "Silence after which a rank gives up.")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Record all that is decided, for tpserve replay.", rich_help_panel=PROCESSES),
+    ] = None,
     log_level: Annotated[str | None, _flag("log_level", NETWORK, "debug, info, warning or error.")] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A YAML file of settings.")] = None,
     dry_run: Annotated[

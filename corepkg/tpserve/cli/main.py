@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "launch": "Start a server.",
     "chat": "Talk to a running server in the terminal.",
     "generate": "Complete the prompts of a file, without a server.",
+    "replay": "Decide again what a server has recorded, without a model.",
     "model": "Get the embedded model, or say where a model lies.",
     "bench": "Measure one choice against another on this machine.",
     "plugins": "List and describe the parts that can be chosen.",

@@ -15,10 +15,12 @@ from tpserve.api import Comm, CommContext, FanoutSender, PipeReceiver
 from tpserve.launch.compose import Part, load_part
 from tpserve.launch.links import join_fanout, join_sync
 from tpserve.launch.post import Post
+from tpserve.launch.recording import header_of, record_path
 from tpserve.models.config import ModelConfig
-from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.digest import DecisionLog, RoundDecisions
+from tpserve.scheduler.recording import Recorder
 from tpserve.scheduler.replies import NullReplies, ReplySink
-from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, RoundSource, SingleSource
+from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, Round, RoundSource, SingleSource
 from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import Engine, EngineLimits
 
@@ -77,6 +79,7 @@ def compose_rank(
     Raises:
         ModelError: the weights are damaged or incomplete.
         LaunchError: they do not fit.
+        RecordingError: the recording cannot be written.
         DeadlineExceeded: not all ranks came within ``config.startup_timeout``.
     """
     deadline = time.monotonic() + post.config.startup_timeout
@@ -87,25 +90,38 @@ def compose_rank(
         resources.callback(engine.close)
         source = _build_source(post, intake, log, resources, deadline)
         resources.callback(source.close)
+        budget = Budget(
+            running=post.config.max_running,
+            step_tokens=post.config.max_step_tokens,
+            chunk=post.config.chunked_prefill_size,
+            cache=post.config.cache == "radix",
+            overlap=post.config.overlap,
+        )
         scheduler = Scheduler(
             source,
             replies or NullReplies(),
             engine,
             load_part(post.composition.policy)(),
             log,
-            Budget(
-                running=post.config.max_running,
-                step_tokens=post.config.max_step_tokens,
-                chunk=post.config.chunked_prefill_size,
-                cache=post.config.cache == "radix",
-                overlap=post.config.overlap,
-            ),
+            budget,
             post.config.tokenizers,
+            _record(post, engine.limits, budget, log, resources),
         )
     except BaseException:
         resources.close()
         raise
     return Rank(scheduler, log, engine.limits, resources)
+
+
+def _record(
+    post: Post, limits: EngineLimits, budget: Budget, log: DecisionLog, resources: ExitStack
+) -> Callable[[Round, RoundDecisions], None] | None:
+    path = record_path(post)
+    if path is None:
+        return None
+    recorder = Recorder(path, header_of(post, limits, budget), log)
+    resources.callback(recorder.close)
+    return recorder.add
 
 
 def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> Engine:

@@ -18,7 +18,7 @@ import xxhash
 from tpserve.errors import Divergence, RankError
 from tpserve.messages import FinishReason
 
-__all__ = ["DecisionLog", "Difference", "RoundDecisions", "dump_path", "first_difference", "report"]
+__all__ = ["DecisionLog", "Difference", "RoundDecisions", "dump_path", "first_decision", "first_difference", "report"]
 
 WINDOW = 64
 LINK = struct.Struct("<qq")
@@ -170,7 +170,7 @@ def first_difference(dump_a: Path, dump_b: Path) -> Difference | None:
         other = others.get(mine.round)
         if other is None or mine.digest == other.digest:
             continue
-        decision, found = _first_decision(mine.decisions, other.decisions) or (
+        decision, found = first_decision(mine.decisions, other.decisions) or (
             "a decision before the rounds that were kept",
             (f"digest {mine.digest:#x}", f"digest {other.digest:#x}"),
         )
@@ -188,7 +188,8 @@ def report(run_dir: Path) -> list[str]:
     return [str(difference) for difference in differences if difference is not None]
 
 
-def _first_decision(a: RoundDecisions, b: RoundDecisions) -> tuple[str, tuple[object, object]] | None:
+def first_decision(a: RoundDecisions, b: RoundDecisions) -> tuple[str, tuple[object, object]] | None:
+    """The first decision of a round that differs, and what it is in either; None if none does."""
     for field in RoundDecisions.__struct_fields__:
         for index, found in enumerate(zip_longest(getattr(a, field), getattr(b, field), fillvalue="nothing")):
             if found[0] != found[1]:

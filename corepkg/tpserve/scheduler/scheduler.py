@@ -11,6 +11,7 @@ request that turns out to have finished is computed and thrown away.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,7 +20,7 @@ from tpserve.errors import RankError
 from tpserve.messages import Abort, FinishReason, Generate, RankMessage, Shutdown
 from tpserve.scheduler.batch import NO_TOKEN, Batch
 from tpserve.scheduler.capacity import Capacity
-from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.queues import NEVER_PEEKED, NO_SLOT, Queues, Request, Tombstones
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import Round, RoundSource
@@ -50,6 +51,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 class Launched(msgspec.Struct, eq=False):
     """A batch under way; nothing is pending if it computes nothing."""
 
+    arrived: Round
     batch: Batch
     pending: Pending | None
 
@@ -65,6 +67,7 @@ class Scheduler:
         log: gets the decisions of every round.
         budget: what to keep to.
         shutdowns: how many Shutdown messages end the run: one from each tokenizer.
+        observe: called with each round and its decisions, after it was answered and folded into the log.
 
     Attributes:
         queues: the living requests; for others to look at.
@@ -80,6 +83,7 @@ class Scheduler:
         log: DecisionLog,
         budget: Budget,
         shutdowns: int = 1,
+        observe: Callable[[Round, RoundDecisions], None] | None = None,
     ) -> None:
         self._source = source
         self._replies = replies
@@ -92,6 +96,7 @@ class Scheduler:
         self._limits = engine.limits
         self._max_running = min(budget.running, budget.step_tokens, self._limits.slots)
         self._shutdowns_to_come = shutdowns
+        self._observe = observe
         self._arrivals = 0
         self.queues = Queues()
         self._tombstones = Tombstones()
@@ -113,7 +118,8 @@ class Scheduler:
         Raises:
             RankError: as for :meth:`run`.
         """
-        self._launch(self._decide(self._receive()))
+        arrived = self._receive()
+        self._launch(arrived, self._decide(arrived))
         goes_on = self._shutdowns_to_come > 0
         self._finish(leaving=self._depth if goes_on else 0)
         if not goes_on:
@@ -143,9 +149,9 @@ class Scheduler:
             self._plan(batch)
         return batch
 
-    def _launch(self, batch: Batch) -> None:
+    def _launch(self, arrived: Round, batch: Batch) -> None:
         step = batch.step()
-        self._under_way.append(Launched(batch, self._engine.launch(step) if step else None))
+        self._under_way.append(Launched(arrived, batch, self._engine.launch(step) if step else None))
 
     def _finish(self, leaving: int) -> None:
         while len(self._under_way) > leaving:
@@ -157,6 +163,8 @@ class Scheduler:
             if output:
                 self._replies.send(output)
             self._log.fold(batch.round, decisions)
+            if self._observe:
+                self._observe(launched.arrived, decisions)
 
     # Messages.
 

@@ -14,6 +14,9 @@ from tpserve.testing.sim.scenario import Event, Nap, Scenario
 
 __all__ = ["Simulation"]
 
+NOBODY = 1 << 20
+"""A uid that no request has."""
+
 
 class Simulation:
     """All that one seed decides.
@@ -61,7 +64,7 @@ class Simulation:
     def _serve(self, fault: Fault | None) -> None:
         self._group = group = Group(self.scenario, fault, self.clients)
         self._sealers = [Sealer(index) for index in range(self.scenario.tokenizers)]
-        self._is_stopping = False
+        self._is_stopping = self._has_nudged = False
         self._unborn: set[int] = set()  # Aborted before they were asked for.
         for message in self.clients.resubmit():
             self._send(message, message.uid)
@@ -105,8 +108,10 @@ class Simulation:
         group = self._group
         if self._events:
             self._now = max(self._now + 1, self._events[-1][0])
+        elif self.clients.alive and group.has_struck and not self._has_nudged:
+            self._nudge()
         elif not self._is_stopping:
-            if self.clients.alive and not group.has_struck:
+            if self.clients.alive:
                 raise Failure(f"nobody answers requests {[*self.clients.alive]}")
             self._stop()
         elif group.has_struck:
@@ -152,6 +157,12 @@ class Simulation:
         self._is_stopping = True
         for index in range(self.scenario.tokenizers):
             self._send(Shutdown(), index)
+
+    def _nudge(self) -> None:
+        """Send something that means nothing by each tokenizer: a frame that was lost or held up shows by the next."""
+        self._has_nudged = True
+        for index in range(self.scenario.tokenizers):
+            self._send(Abort(NOBODY), index)
 
     def _send(self, message: RankMessage, uid: int) -> None:
         frame = self._sealers[uid % len(self._sealers)].seal(encode(message))

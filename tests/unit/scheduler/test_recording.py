@@ -1,0 +1,182 @@
+"""Recording what a rank decides, and deciding it again."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tpserve.api import Plan
+from tpserve.messages import Abort, Generate, SamplingParams, Shutdown
+from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.lpm import LpmPolicy
+from tpserve.policies.options import BatchingOptions, LpmOptions
+from tpserve.scheduler.digest import DecisionLog
+from tpserve.scheduler.recording import Header, Recorder, Recording, RecordingError
+from tpserve.scheduler.replay import replay
+from tpserve.scheduler.replies import NullReplies
+from tpserve.scheduler.round import Round, RoundSource
+from tpserve.scheduler.scheduler import Budget, Scheduler
+from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine
+from tpserve.tokens import pack_ids
+
+FCFS = FcfsPolicy(BatchingOptions(reserve=0.0))
+
+
+class Killed(Exception):
+    pass
+
+
+class Traffic(RoundSource):
+    """Thirty requests, some aborted, at random; then a Shutdown, or a kill in the middle of things."""
+
+    def __init__(self, seed: int, killed_in: int = -1) -> None:
+        self.draw = random.Random(seed)
+        self.killed_in = killed_in
+        self.asked = 0
+        self.number = -1
+
+    def receive(self, block: bool) -> Round:
+        self.number += 1
+        if self.number == self.killed_in:
+            raise Killed
+        messages = [self.request() for _ in range(self.draw.choice([0, 0, 1, 3]) + block) if self.asked < 30]
+        if self.draw.random() < 0.2:
+            messages.append(Abort(self.draw.randrange(31)))
+        return Round(self.number, messages if self.asked < 30 or not block else [Shutdown()])
+
+    def request(self) -> Generate:
+        uid, self.asked = self.asked, self.asked + 1
+        draw = self.draw
+        prompt = [uid % 3] * draw.choice([0, 8, 12]) + [draw.randrange(50) for _ in range(draw.randint(1, 9))]
+        params = SamplingParams(max_tokens=draw.randint(1, 30), seed=uid, ignore_eos=draw.random() < 0.5)
+        return Generate(uid, pack_ids(prompt), params, priority=uid % 2)
+
+    def close(self) -> None: ...
+
+
+def record(path, seed=0, killed_in=-1, disk=None, **budget):
+    """Run a rank and record it; its decisions."""
+    log = DecisionLog(0)
+    header = Header(
+        version="1",
+        model="none",
+        shape={},
+        limits=SMALL_LIMITS,
+        budget=Budget(running=6, step_tokens=40, **budget),
+        policy="fcfs",
+        options={"reserve": 0.0},
+        provider="tpserve 1",
+        tokenizers=1,
+    )
+    recorder = Recorder(path, header, log)
+    recorder._file = disk or recorder._file
+    traffic, engine = Traffic(seed, killed_in), FakeEngine(SMALL_LIMITS)
+    scheduler = Scheduler(traffic, NullReplies(), engine, FCFS, log, header.budget, observe=recorder.add)
+    try:
+        scheduler.run()
+        recorder.close()
+    except Killed:
+        pass
+    return log
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "recording"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_replay_decides_the_same(path, seed, overlap):
+    log = record(path, seed, overlap=overlap, cache=seed % 2 == 0, chunk=seed % 3)
+    recording = Recording(path)
+    assert (recording.header.policy, recording.header.limits) == ("fcfs", SMALL_LIMITS)
+    done = replay(recording, FCFS)
+    assert done.difference == ""
+    assert (done.rounds, recording.is_cut_off) == (log.latest[0] + 1, False)
+    assert done.requests == 30
+    assert done.tokens > 100
+
+
+def test_a_recording_ends_with_the_digest_of_the_rank(path):
+    log = record(path)
+    assert list(Recording(path).rounds())[-1].digest == log.latest[1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_killed_rank_had_finished_is_there(path, overlap):
+    log = record(path, killed_in=25, overlap=overlap)
+    assert log.latest[0] + 1 in (24, 25)
+    done = replay(Recording(path), FCFS)
+    assert (done.rounds, done.difference) == (log.latest[0] + 1, "")
+
+
+def test_a_cut_off_record_is_told_and_no_error(path):
+    record(path)
+    content = path.read_bytes()
+    rounds = replay(Recording(path), FCFS).rounds
+    for cut in (1, 7, 12, 13, 30):
+        path.write_bytes(content[:-cut])
+        recording = Recording(path)
+        done = replay(recording, FCFS)
+        assert (done.rounds, done.difference, recording.is_cut_off) == (rounds - 1, "", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:-10] + b"\xff" + content[-9:], "record [0-9]+ is damaged"),
+        (lambda content: b"", "is no recording"),
+        (lambda content: b"TPSVREC0" + content[8:], "is no recording"),
+        (lambda content: content[:40], "ends in its first record"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(path, change, message):
+    record(path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(RecordingError, match=message):
+        replay(Recording(path), FCFS)
+
+
+def test_a_missing_file_is_told(path):
+    with pytest.raises(RecordingError, match="cannot be read: No such file"):
+        Recording(path)
+    with pytest.raises(RecordingError, match="cannot be written: No such file"):
+        record(path / "deeper")
+
+
+def test_another_policy_is_stopped_where_it_first_decides_otherwise(path):
+    record(path)
+
+    class Later(FcfsPolicy):
+        def plan(self, view):
+            plan = super().plan(view)
+            return Plan(plan.prefill[::-1], plan.decode) if view.round > 9 else plan
+
+    done = replay(Recording(path), Later(FCFS.options))
+    number = int(done.difference.split()[1].rstrip(":"))
+    assert number == done.rounds > 9
+    assert f"round {number}: uids[0] differs: recorded is " in done.difference
+
+
+def test_the_built_in_policies_differ_on_shared_prefixes(path):
+    record(path)
+    assert replay(Recording(path), LpmPolicy(LpmOptions(reserve=0.0, ageing=1))).difference
+
+
+def test_a_policy_that_cannot_decide_is_told(path):
+    class Greedy(FcfsPolicy):
+        def plan(self, view):
+            return Plan(super().plan(view).prefill * 2)
+
+    record(path)
+    assert (
+        "the replay stops: rank 0, round 0: expected policy" in replay(Recording(path), Greedy(FCFS.options)).difference
+    )
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(path, caplog):
+    with Path("/dev/full").open("wb", buffering=0) as disk:
+        log = record(path, disk=disk)
+    assert log.latest[0] > 30
+    assert [entry.message for entry in caplog.records] == [f"the recording {path} ends here: No space left on device"]
