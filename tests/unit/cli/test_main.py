@@ -96,8 +96,8 @@ def test_the_table_has_a_line_for_each(run_cli: Any, bad_site: Any) -> None:
     lines = run_cli("plugins", "list", "--kind", "policy").stdout.splitlines()
 
     assert lines[0].split() == ["kind", "name", "distribution", "version", "api", "status", "reason"]
-    assert [line.split()[1] for line in lines[1:]] == ["fcfs", "newer", "raising"]
-    assert lines[3].endswith("broken        bad.raising: RuntimeError: no luck")
+    assert [line.split()[1] for line in lines[1:]] == ["fcfs", "lpm", "newer", "priority", "raising"]
+    assert lines[5].endswith("broken        bad.raising: RuntimeError: no luck")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "show", "policy.fcfs"], ["env"]])
