@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     path = tmp_path / "site"
     path.mkdir()
     monkeypatch.syspath_prepend(path)
-    monkeypatch.setenv("PYTHONPATH", str(path))
+    monkeypatch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
     yield Site(path)
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(str(path)):

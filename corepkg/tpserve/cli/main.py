@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tpserve.errors import UserError
+from tpserve.errors import TpserveError, UserError
 from tpserve.version import __version__
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -67,7 +67,10 @@ def tpserve(
 
 
 def main() -> None:
-    """Run the command line. What the user can mend ends with one or two lines and exit code 2."""
+    """Run the command line. What the user can mend ends with one or two lines and exit code 2.
+
+    Other errors that are raised on purpose say all there is to say: exit code 1.
+    """
     try:
         app()
     except UserError as error:
@@ -75,6 +78,9 @@ def main() -> None:
         if error.hint:
             typer.echo(f"hint: {error.hint}", err=True)
         raise SystemExit(2) from None
+    except TpserveError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event, Thread
 
 from tpserve.errors import LaunchError, TpserveError
@@ -14,8 +15,12 @@ from tpserve.launch.plan import Plan, rank_start
 from tpserve.launch.process import Watch
 from tpserve.launch.rundir import RunDir
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
+from tpserve.scheduler.digest import dump_path, report
 
 __all__ = ["RankGroup"]
+
+LEAVE_SECONDS = 1.0
+"""How long followers may take to leave their decisions."""
 
 
 class RankGroup:
@@ -28,13 +33,18 @@ class RankGroup:
         plan: what was decided; ``plan.config.tp`` is n.
         on_failure: called once, from the thread, when a follower has failed or ended before :meth:`close`: with the
             follower's own error, and never with what the loss of a peer made of it if the cause can be told.
+        leave_decisions: writes the last decisions of rank 0 to a file, to be compared with the followers'; called from
+            the thread before ``on_failure``.
 
     Attributes:
         layout: where the ranks meet.
     """
 
-    def __init__(self, plan: Plan, on_failure: Callable[[TpserveError], None]) -> None:
+    def __init__(
+        self, plan: Plan, on_failure: Callable[[TpserveError], None], leave_decisions: Callable[[Path], None]
+    ) -> None:
         self._on_failure = on_failure
+        self._leave_decisions = leave_decisions
         self._run_dir = RunDir.create()
         self._watch = Watch()
         self._closing = False
@@ -53,7 +63,7 @@ class RankGroup:
         self._thread = Thread(target=self._run, name="tpserve-followers", daemon=True)
         self._thread.start()
 
-    def failure(self, patience: float = 2 * SETTLE_SECONDS) -> TpserveError | None:
+    def failure(self, patience: float = 2 * SETTLE_SECONDS + LEAVE_SECONDS) -> TpserveError | None:
         """A follower's failure, if one shows within ``patience`` seconds; when rank 0 fails, it may be the cause."""
         self._failed.wait(patience if self._children else 0.0)
         return self._failure
@@ -94,6 +104,13 @@ class RankGroup:
         if failure is not None and failure.is_user_error:
             self._failure = LaunchError(failure.error, failure.hint)
         else:
-            self._failure = TpserveError(cause.report)
+            self._failure = TpserveError("\n".join([cause.report, *self._differences()]))
         self._failed.set()
         self._on_failure(self._failure)
+
+    def _differences(self) -> list[str]:
+        """Where the ranks decided otherwise than rank 0, if they did. The followers end, and leave their decisions."""
+        directory = self.layout.directory
+        self._watch.end(list(self._watch.children), LEAVE_SECONDS)
+        self._leave_decisions(dump_path(directory, 0))
+        return report(directory)

@@ -35,13 +35,11 @@ class Rank:
 
     Attributes:
         scheduler: its loop.
-        log: its decisions.
         limits: what its engine has; the same on every rank.
     """
 
-    def __init__(self, scheduler: Scheduler, log: DecisionLog, limits: EngineLimits, resources: ExitStack) -> None:
+    def __init__(self, scheduler: Scheduler, limits: EngineLimits, resources: ExitStack) -> None:
         self.scheduler = scheduler
-        self.log = log
         self.limits = limits
         self._resources = resources
 
@@ -110,7 +108,7 @@ def compose_rank(
     except BaseException:
         resources.close()
         raise
-    return Rank(scheduler, log, engine.limits, resources)
+    return Rank(scheduler, engine.limits, resources)
 
 
 def _record(

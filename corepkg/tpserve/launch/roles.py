@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 import time
-from types import FrameType
+from collections.abc import Callable
+from threading import Thread
 
 import msgspec
 
 from tpserve.api import PipeSender, Transport
-from tpserve.errors import TpserveError
 from tpserve.frontend.control import ControlEvent, Links, ServeEvent
 from tpserve.launch.child import Line
 from tpserve.launch.compose import Composition, load_part
@@ -127,24 +127,33 @@ def rank(line: Line, payload: msgspec.Raw) -> None:
 
 def _run(line: Line, post: Post, composed: Rank) -> None:
     """Run a rank; when it is made to stop, leave its last decisions where they can be compared with other ranks'."""
+    path = dump_path(post.layout.directory, post.index)
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        leave_decisions()
-        os._exit(128 + signum)
+    def stop() -> None:
+        composed.scheduler.dump(path)
+        os._exit(128 + signal.SIGTERM)
 
-    def leave_decisions() -> None:
-        path = dump_path(post.layout.directory, post.index)
-        unfinished = path.with_suffix(".part")
-        composed.log.dump(unfinished)
-        unfinished.rename(path)
-
-    signal.signal(signal.SIGTERM, stop)
+    _on_sigterm(stop)
     line.report(Ready(composed.limits))
     try:
         composed.scheduler.run()
-    except TpserveError:
-        leave_decisions()
+    except Exception:
+        composed.scheduler.dump(path)
         raise
+
+
+def _on_sigterm(stop: Callable[[], None]) -> None:
+    """Call a function when SIGTERM comes: on a thread, for the main one may wait for a peer inside a library."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    signal.set_wakeup_fd(writer)
+
+    def wait() -> None:
+        os.read(reader, 1)
+        stop()
+
+    Thread(target=wait, name="sigterm", daemon=True).start()
 
 
 def _chosen(composition: Composition) -> dict[str, str]:

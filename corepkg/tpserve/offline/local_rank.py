@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ class LocalRank:
         self._is_ready = False
         self._feed: Feed | None = None
         self._thread: Thread | None = None
+        self._rank: Rank | None = None
 
     def start(self, compose: Callable[[ReplySink], Rank], feed: Feed) -> None:
         """Start the thread.
@@ -82,6 +84,11 @@ class LocalRank:
         """Let whoever waits raise ``error``: the rank cannot go on. Any thread may call this."""
         self._said.put(_Ended(error))
 
+    def leave_decisions(self, path: Path) -> None:
+        """Write the last decisions of the rank to a file, if there are any. Any thread may call this."""
+        if self._rank:
+            self._rank.scheduler.dump(path)
+
     def close(self, patience: float) -> bool:
         """Shut the rank down; whether it let go of everything, in order, within ``patience`` seconds."""
         self.put([Shutdown()])
@@ -111,6 +118,7 @@ class LocalRank:
         error: BaseException | None = None
         try:
             with compose(LocalReplies(self._said.put)) as rank:
+                self._rank = rank
                 self._said.put(rank.limits)
                 rank.scheduler.run()
         except BaseException as raised:  # noqa: BLE001 - raised again by whoever waits for this thread

@@ -68,7 +68,7 @@ class RunningEngine:
     def __init__(self, plan: Plan, codec: TextCodec, loading: Loading | None) -> None:
         self.codec = codec
         self._rank = LocalRank()
-        self._group = RankGroup(plan, on_failure=self._rank.fail)
+        self._group = RankGroup(plan, on_failure=self._rank.fail, leave_decisions=self._rank.leave_decisions)
         try:
             self._rank.start(*_rank0(plan.post(self._group.layout), loading))
             with self._cause_first():

@@ -111,6 +111,10 @@ class Batch:
             retracted=self.retracted,
         )
 
+    def begun(self) -> RoundDecisions:
+        """What is decided as long as no token is known."""
+        return self.decisions([NO_TOKEN] * len(self.requests), [None] * len(self.requests))
+
     def output(self, decisions: RoundDecisions) -> StepOutput | None:
         """What clients hear of those decisions; None if that is nothing."""
         uids, tokens, finished = decisions.uids, decisions.tokens, decisions.finished

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,6 +23,8 @@ __all__ = ["DecisionLog", "Difference", "RoundDecisions", "dump_path", "first_de
 
 WINDOW = 64
 LINK = struct.Struct("<qq")
+BEGUN = ("uids", "pages", "lengths", "retracted")
+"""What is decided of a round before it is computed."""
 
 
 class RoundDecisions(msgspec.Struct, frozen=True):
@@ -45,10 +48,10 @@ class RoundDecisions(msgspec.Struct, frozen=True):
 
 
 class LoggedRound(msgspec.Struct, frozen=True):
-    """One entry of a dump."""
+    """One entry of a dump. A round that is not finished has no digest, and its tokens are not known."""
 
     round: int
-    digest: int
+    digest: int | None
     decisions: RoundDecisions
 
 
@@ -133,13 +136,21 @@ class DecisionLog:
         else:
             raise RankError(self.rank, self._round, f"a digest of one of the last {WINDOW} rounds", f"round {round}")
 
-    def dump(self, path: Path) -> None:
-        """Write the kept rounds as JSON, for :func:`first_difference`."""
+    def dump(self, path: Path, begun: Mapping[int, RoundDecisions] = {}) -> None:
+        """Write the kept rounds as JSON, for :func:`first_difference`; all at once, from any thread.
+
+        Args:
+            path: the file.
+            begun: what is decided of rounds that are not finished, by number.
+        """
         rounds = [
             LoggedRound(number, digest, msgspec.msgpack.decode(encoded, type=RoundDecisions))
-            for number, digest, encoded in self._kept
+            for number, digest, encoded in list(self._kept)
         ]
-        path.write_bytes(msgspec.json.encode(Dump(self.rank, rounds)))
+        rounds += [LoggedRound(number, None, decisions) for number, decisions in begun.items() if number > self._round]
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(msgspec.json.encode(Dump(self.rank, rounds)))
+        unfinished.rename(path)
 
     def _keep(self, round: int, digest: int, encoded: bytes) -> None:
         if len(self._kept) == WINDOW:
@@ -161,20 +172,24 @@ def dump_path(run_dir: Path, rank: int) -> Path:
 def first_difference(dump_a: Path, dump_b: Path) -> Difference | None:
     """Lay two dumps side by side and find the first decision that differs; None if none does.
 
-    Rounds that only one of the two still has, or has reached, are left out.
+    Rounds that only one of the two still has, or has begun, are left out.
     """
     a = msgspec.json.decode(dump_a.read_bytes(), type=Dump)
     b = msgspec.json.decode(dump_b.read_bytes(), type=Dump)
     others = {entry.round: entry for entry in b.rounds}
     for mine in a.rounds:
         other = others.get(mine.round)
-        if other is None or mine.digest == other.digest:
+        if other is None or mine.digest == other.digest is not None:
             continue
-        decision, found = first_decision(mine.decisions, other.decisions) or (
-            "a decision before the rounds that were kept",
-            (f"digest {mine.digest:#x}", f"digest {other.digest:#x}"),
-        )
-        return Difference(mine.round, (a.rank, b.rank), decision, found)
+        if mine.digest is None or other.digest is None:
+            difference = first_decision(mine.decisions, other.decisions, BEGUN)
+        else:
+            difference = first_decision(mine.decisions, other.decisions) or (
+                "a decision before the rounds that were kept",
+                (f"digest {mine.digest:#x}", f"digest {other.digest:#x}"),
+            )
+        if difference is not None:
+            return Difference(mine.round, (a.rank, b.rank), *difference)
     return None
 
 
@@ -188,9 +203,11 @@ def report(run_dir: Path) -> list[str]:
     return [str(difference) for difference in differences if difference is not None]
 
 
-def first_decision(a: RoundDecisions, b: RoundDecisions) -> tuple[str, tuple[object, object]] | None:
-    """The first decision of a round that differs, and what it is in either; None if none does."""
-    for field in RoundDecisions.__struct_fields__:
+def first_decision(
+    a: RoundDecisions, b: RoundDecisions, fields: Sequence[str] = RoundDecisions.__struct_fields__
+) -> tuple[str, tuple[object, object]] | None:
+    """The first decision of a round that differs, and what it is in either; None if none of ``fields`` does."""
+    for field in fields:
         for index, found in enumerate(zip_longest(getattr(a, field), getattr(b, field), fillvalue="nothing")):
             if found[0] != found[1]:
                 owner = f" of request {a.uids[index]}" if field != "uids" and index < len(a.uids) else ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -53,7 +54,7 @@ class Launched(msgspec.Struct, eq=False):
 
     arrived: Round
     batch: Batch
-    pending: Pending | None
+    pending: Pending | None = None
 
 
 class Scheduler:
@@ -130,6 +131,10 @@ class Scheduler:
         """Assert that every page and every row is free, cached, or held by exactly one running request."""
         self.capacity.check(self.queues.running.values())
 
+    def dump(self, path: Path) -> None:
+        """Write the decisions of the last rounds to a file, those of unfinished ones included; from any thread."""
+        self._log.dump(path, {each.batch.round: each.batch.begun() for each in list(self._under_way)})
+
     # The round's four parts.
 
     def _receive(self) -> Round:
@@ -151,7 +156,10 @@ class Scheduler:
 
     def _launch(self, arrived: Round, batch: Batch) -> None:
         step = batch.step()
-        self._under_way.append(Launched(arrived, batch, self._engine.launch(step) if step else None))
+        launched = Launched(arrived, batch)
+        self._under_way.append(launched)
+        if step:
+            launched.pending = self._engine.launch(step)
 
     def _finish(self, leaving: int) -> None:
         while len(self._under_way) > leaving:

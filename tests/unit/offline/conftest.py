@@ -51,7 +51,7 @@ class FakeRunning:
             log = DecisionLog(0)
             budget = Budget(running=8, step_tokens=64)
             scheduler = Scheduler(source, replies, engine, FcfsPolicy(BatchingOptions()), log, budget)
-            return Rank(scheduler, log, engine.limits, resources)
+            return Rank(scheduler, engine.limits, resources)
 
         self._rank = LocalRank()
         self._rank.start(compose, source.put)

@@ -143,3 +143,16 @@ def test_a_report_compares_all_ranks_with_the_leader(tmp_path):
     for rank, decisions in enumerate([ROUND, ROUND, changed("tokens")]):
         log_of(decisions, rank=rank).dump(dump_path(tmp_path, rank))
     assert report(tmp_path) == ["round 0: tokens[1] of request 9 differs: rank 0 has -1, rank 2 has 0"]
+
+
+def test_a_round_that_is_not_finished_is_compared_as_far_as_it_is_decided(tmp_path):
+    begun = RoundDecisions(uids=[7], pages=[[3]], lengths=[21], tokens=[-1], finished=[None])
+    other = msgspec.structs.replace(begun, lengths=[20])
+    finished = msgspec.structs.replace(begun, tokens=[5], finished=["stop"])
+    log_of(ROUND).dump(tmp_path / "a", {0: other, 1: begun})
+    log_of(ROUND, finished, rank=1).dump(tmp_path / "b")
+    assert first_difference(tmp_path / "a", tmp_path / "b") is None
+    log_of(ROUND, rank=1).dump(tmp_path / "b", {1: other})
+    assert str(first_difference(tmp_path / "a", tmp_path / "b")) == (
+        "round 1: lengths[0] of request 7 differs: rank 0 has 21, rank 1 has 20"
+    )
