@@ -26,6 +26,7 @@ def run(seeds):
     return seen
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_within_a_fixed_budget():
     seen = run(SEEDS)
     assert set(seen) >= MET

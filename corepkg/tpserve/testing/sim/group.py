@@ -52,9 +52,10 @@ class Group:
 
     Attributes:
         intake: what the tokenizers send to.
+        wires: from the leader to each follower.
         members: the ranks; the first leads.
         meddle_intake: what happens to frames on their way from the tokenizers, if anything does.
-        is_down: a rank has failed, or does nothing more and was given up.
+        is_down: a rank has failed, so all others will.
     """
 
     def __init__(self, scenario: Scenario, fault: Fault | None, clients: Clients) -> None:
