@@ -28,7 +28,7 @@ def main() -> int:
             simulation.run()
         except Failure as failure:
             traceback.print_exception(failure.__cause__)
-            print(f"seed {seed}: {failure}\nrepeat it: python -m tpserve.testing.sim --seed {seed}", file=sys.stderr)  # noqa: T201
+            _say(f"seed {seed}: {failure}\nrepeat it: python -m tpserve.testing.sim --seed {seed}")
             return 1
         seeds, rounds = seeds + 1, rounds + simulation.rounds
         seen += simulation.seen
@@ -41,7 +41,7 @@ def main() -> int:
     _show(seeds, rounds)
     if arguments.verbose:
         for name, number in sorted(seen.items()):
-            print(f"{number:8,}  {name}", file=sys.stderr)  # noqa: T201
+            _say(f"{number:8,}  {name}")
     return 0
 
 
@@ -66,7 +66,11 @@ def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
 def _show(seeds: int, rounds: int) -> None:
     seconds = time.process_time()
     pace = 60 * rounds / seconds
-    print(f"{seeds:,} seeds, {rounds:,} rounds in {seconds:.1f} s of one core: {pace:,.0f} a minute", file=sys.stderr)  # noqa: T201
+    _say(f"{seeds:,} seeds, {rounds:,} rounds in {seconds:.1f} s of one core: {pace:,.0f} a minute")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":
