@@ -10,6 +10,7 @@ from tests.unit.scheduler.sample import Decisions
 from tpserve.api import Plan, Policy, Prefill, RankError
 from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, Started, StepOutput
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.filling import fill
 from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import NO_SLOT
@@ -455,6 +456,21 @@ def test_the_oldest_is_never_retracted():
     assert not any(0 in decisions.retracted for decisions in log.rounds)
     assert list(answers.finished) == [0, 1, 2, 3, 4]
     assert answers.started == [0, 1, 2, 3, 4]
+
+
+class LastFirst(FcfsPolicy):
+    """Last come, first served."""
+
+    def plan(self, view):
+        return fill(view, reversed(list(view.waiting())), self.options)
+
+
+def test_whoever_came_last_is_retracted_also_if_it_was_admitted_first():
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    messages = [request(uid, [uid] * 8, max_tokens=20) for uid in range(2)]
+    answers, log, _ = run([messages], limits, LastFirst, reserve=0.0)
+    assert answers.started == [1, 0]
+    assert [decisions.retracted for decisions in log.rounds if decisions.retracted] == [[1]]
 
 
 def test_nobody_is_retracted_where_all_that_was_promised_is_kept_back():
