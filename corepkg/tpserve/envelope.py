@@ -11,6 +11,7 @@ at 0 and have no gaps, so a frame cannot be lost without notice either.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 import xxhash
 
@@ -22,6 +23,7 @@ MAGIC = b"TPSV"
 VERSION = 2
 HEADER = struct.Struct("<4sHHQQQ")
 SIZE = HEADER.size
+WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 LARGE = 64 << 10
 """A smaller payload is copied out of its frame, which costs less than a view of it."""
@@ -42,7 +44,7 @@ class Sealer:
         """Put a message into the next envelope."""
         producer, sequence = self.producer, self.sequence
         self.sequence += 1
-        digest = xxhash.xxh3_64_intdigest(payload, _seed(producer, sequence))
+        digest = xxhash.xxh3_64_intdigest(payload, (producer << 48 ^ sequence) & WORD)
         return HEADER.pack(MAGIC, VERSION, producer, sequence, len(payload), digest) + payload
 
 
@@ -58,25 +60,33 @@ class Opener:
         Raises:
             FrameError: it is no envelope of this version, it is damaged, or it is not the producer's next one.
         """
-        if len(frame) < SIZE:
-            raise FrameError(f"frame of {len(frame)} bytes is shorter than an envelope ({SIZE} bytes)")
-        magic, version, producer, sequence, length, expected = HEADER.unpack_from(frame)
-        if magic != MAGIC or version != VERSION:
-            raise FrameError(f"expected envelope {MAGIC!r} version {VERSION}, found {magic!r} version {version}")
-        payload = frame[SIZE:] if length < LARGE else memoryview(frame)[SIZE:]
-        if length != len(payload):
-            raise FrameError(f"frame {sequence} of producer {producer}: expected {length} bytes, found {len(payload)}")
-        found = xxhash.xxh3_64_intdigest(payload, _seed(producer, sequence))
-        if found != expected:
-            raise FrameError(
-                f"frame {sequence} of producer {producer}: expected hash {expected:#018x}, found {found:#018x}"
-            )
-        due = self._next.get(producer, 0)
-        if sequence != due:
-            raise FrameError(f"producer {producer}: expected frame {due}, found frame {sequence}")
-        self._next[producer] = sequence + 1
-        return payload
+        return self.open_all((frame,))[0]
+
+    def open_all(self, frames: Iterable[bytes]) -> list[bytes | memoryview]:
+        """The same for several frames, in one pass: a round's time goes into this.
+
+        Raises:
+            FrameError: as for :meth:`open`; the frames before are opened and lost.
+        """
+        unpack, digest_of, due = HEADER.unpack_from, xxhash.xxh3_64_intdigest, self._next
+        payloads: list[bytes | memoryview] = []
+        for frame in frames:
+            if len(frame) < SIZE:
+                raise FrameError(f"frame of {len(frame)} bytes is shorter than an envelope ({SIZE} bytes)")
+            magic, version, producer, sequence, length, digest = unpack(frame)
+            if magic != MAGIC or version != VERSION:
+                raise FrameError(f"expected envelope {MAGIC!r} version {VERSION}, found {magic!r} version {version}")
+            payload = frame[SIZE:] if length < LARGE else memoryview(frame)[SIZE:]
+            if length != len(payload):
+                raise _damaged(producer, sequence, f"{length} bytes", f"{len(payload)}")
+            if digest != (found := digest_of(payload, (producer << 48 ^ sequence) & WORD)):
+                raise _damaged(producer, sequence, f"hash {digest:#018x}", f"{found:#018x}")
+            if sequence != due.get(producer, 0):
+                raise FrameError(f"producer {producer}: expected frame {due.get(producer, 0)}, found frame {sequence}")
+            due[producer] = sequence + 1
+            payloads.append(payload)
+        return payloads
 
 
-def _seed(producer: int, sequence: int) -> int:
-    return (producer << 48 ^ sequence) & 0xFFFF_FFFF_FFFF_FFFF
+def _damaged(producer: int, sequence: int, expected: str, found: str) -> FrameError:
+    return FrameError(f"frame {sequence} of producer {producer}: expected {expected}, found {found}")

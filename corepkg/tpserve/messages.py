@@ -6,6 +6,7 @@ api ──TokenizerMessage──► tokenizer ──RankMessage──► rank 0 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ __all__ = [
     "TokenizerMessage",
     "decode_api",
     "decode_rank",
+    "decode_ranks",
     "decode_step",
     "decode_tokenizer",
     "encode",
@@ -213,6 +215,12 @@ def decode_tokenizer(payload: bytes | memoryview) -> TokenizerMessage:
 def decode_rank(payload: bytes | memoryview) -> RankMessage:
     """Read what a rank gets."""
     return _rank.decode(payload)
+
+
+def decode_ranks(payloads: Iterable[bytes | memoryview]) -> list[RankMessage]:
+    """Read several of them."""
+    decode = _rank.decode
+    return [decode(payload) for payload in payloads]
 
 
 def decode_step(payload: bytes | memoryview) -> StepMessage:

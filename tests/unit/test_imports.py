@@ -17,7 +17,7 @@ CORE = ROOT / "corepkg"
 PLUGINS = sorted([*(ROOT / "plugins").glob("*/src"), *(ROOT / "examples").glob("*/src")])
 HEAVY = {"torch", "transformers", "accelerate", "zmq", "pynng", "triton", "flashinfer"}
 LIGHT = ("api", "cli", "config", "envelope", "errors", "frontend", "kv", "messages", "plugins", "policies", "scheduler")
-LIGHT += ("settings", "step", "values", "version", "weights.source", "launch")
+LIGHT += ("settings", "step", "values", "version", "weights.source", "launch", "bench.serve")
 
 
 class Import(NamedTuple):

@@ -197,7 +197,7 @@ def number(value: float) -> str:
 
 
 def _round_numbers(low: float, high: float, most: int) -> list[float]:
-    """As many as there may be between two powers of ten."""
+    """As many as there may be between two powers of ten; at least two."""
     densities: tuple[tuple[Sequence[int], int], ...] = ((range(1, 10), 1), ((1, 2, 5), 1), ((1,), 1), ((1,), 2))
     found: list[float] = []
     for steps, every in densities:
@@ -206,6 +206,8 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
         found = [value for value in found if low <= math.log10(value) <= high]
         if len(found) <= most:
             break
+    if len(found) < 2:  # a range so narrow that no round numbers lie in it
+        found = [float(f"{10 ** (low + share * (high - low)):.3g}") for share in (0.1, 0.5, 0.9)]
     return found
 
 

@@ -66,7 +66,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = "no difference" if self.verdict == "no difference" else f"{self.value:.3g}×"
-        return f"{told} ({self.low:.2g} … {self.high:.2g})"
+        return f"{told} ({self.low:.3g} … {self.high:.3g})"
 
 
 def quantile(samples: Samples, share: float) -> float | None:

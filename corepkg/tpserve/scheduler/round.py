@@ -22,7 +22,7 @@ from tpserve.api.sync import HEARTBEAT, Announcement, Sync
 from tpserve.api.transport import FanoutReceiver, FanoutSender, PipeReceiver
 from tpserve.envelope import Opener
 from tpserve.errors import Closed, DeadlineExceeded, FrameError, PeerLost, RankError, SyncError
-from tpserve.messages import RankMessage, decode_rank
+from tpserve.messages import RankMessage, decode_ranks
 from tpserve.scheduler.digest import DecisionLog
 
 __all__ = ["Caps", "FollowerSource", "LeaderSource", "OfflineSource", "Round", "RoundSource", "SingleSource"]
@@ -295,7 +295,7 @@ class _Decoder:
 
     def _decode(self, frames: Sequence[bytes]) -> list[RankMessage]:
         try:
-            return [decode_rank(self._opener.open(frame)) for frame in frames]
+            return decode_ranks(self._opener.open_all(frames))
         except msgspec.MsgspecError as error:
             raise FrameError(f"a message that no rank understands: {error}") from error
 

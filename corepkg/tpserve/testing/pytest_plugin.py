@@ -19,7 +19,20 @@ import pytest
 
 __all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard"]
 
-CONTRACTS = ("attention", "comm", "lab", "ops", "package", "policy", "queues", "sync", "transport")
+CONTRACTS = (
+    "attention",
+    "comm",
+    "fanout",
+    "lab",
+    "links",
+    "ops",
+    "package",
+    "pipes",
+    "policy",
+    "queues",
+    "sync",
+    "transport",
+)
 
 pytest.register_assert_rewrite(*(f"tpserve.testing.{name}" for name in CONTRACTS))
 

@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
+from tests.unit.bench.answering import answering
 
-from tpserve.bench.client import RequestFailed, Stream, complete, open_client, served_model, stream, summarise
+from tpserve.bench.client import RequestFailed, Stream, complete, served_model, stream, summarise
+from tpserve.bench.http import read_origin
 from tpserve.errors import LaunchError
 from tpserve.testing.fake_server import FakeServer
 
 
 def ask(url: str, path: str, **body: Any) -> Stream:
-    async def run() -> Stream:
-        async with open_client(url) as client:
-            return await stream(client, path, body)
-
-    return asyncio.run(run())
+    return asyncio.run(stream(read_origin(url), path, body))
 
 
 def answer(content: bytes, status: int = 200) -> Stream:
     """What a client makes of this response."""
+    response = f"HTTP/1.1 {status} X\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
     async def run() -> Stream:
-        transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await stream(client, "/v1/completions", {})
+        async with answering(response) as origin:
+            return await stream(origin, "/v1/completions", {})
 
     return asyncio.run(run())
 
@@ -68,13 +65,18 @@ def test_a_failure_is_named(content: bytes, status: int, says: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://a:b"])
 def test_an_address_without_a_server_is_told(url: str) -> None:
-    async def run() -> str:
-        async with open_client(url) as client:
-            return await served_model(client)
-
     with pytest.raises(LaunchError) as caught:
-        asyncio.run(run())
+        asyncio.run(served_model(read_origin(url)))
     assert "\n" not in caught.value.message
+
+
+def test_a_server_without_a_model_is_told() -> None:
+    async def run() -> str:
+        async with answering(b"HTTP/1.1 503 X\r\ncontent-length: 2\r\n\r\n{}") as origin:
+            return await served_model(origin)
+
+    with pytest.raises(LaunchError, match=r"names no model \(503"):
+        asyncio.run(run())
 
 
 def test_streams_are_boiled_down(server: FakeServer) -> None:

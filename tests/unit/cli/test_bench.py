@@ -55,7 +55,10 @@ def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Ref
     [
         ([], "error: there is nothing to measure\nhint: Write --url URL, or --a 'FLAGS' --b 'FLAGS'"),
         (["--url", "http://127.0.0.1:1", "--a", ""], "error: --url measures one server"),
-        (["--url", "http://127.0.0.1:1"], "error: no server answers at http://127.0.0.1:1"),
+        (
+            ["--url", "http://127.0.0.1:1"],
+            "error: no server answers at 127.0.0.1:1: the connection was refused\nhint: Start",
+        ),
         (["--a", "--sync glo"], "error: A: the server did not start: there is no sync plugin named 'glo'\nhint: Did"),
         (["--a", "'"], "error: --a ': No closing quotation"),
         (["--a", "", "--request-rate", "fast"], "error: --request-rate: expected requests a second"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-import httpx
 import msgspec
+
+from tpserve.bench.client import get
+from tpserve.bench.http import BrokenOff, Origin
 
 __all__ = ["Counts", "read_counts", "scrape"]
 
@@ -65,10 +67,10 @@ def read_counts(text: str) -> Counts | None:
     return Counts(**found) if {"prompt_tokens", "generation_tokens"} <= seen else None
 
 
-async def scrape(client: httpx.AsyncClient) -> Counts | None:
+async def scrape(origin: Origin) -> Counts | None:
     """Ask a server for its counters; None if it does not tell."""
     try:
-        response = await client.get("/metrics", timeout=10.0)
-    except httpx.HTTPError:
+        status, body = await get(origin, "/metrics")
+    except BrokenOff:
         return None
-    return read_counts(response.text) if response.status_code == 200 else None
+    return read_counts(body.decode(errors="replace")) if status == 200 else None

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-import httpx
 import msgspec
 
 from tpserve.bench.client import RequestFailed, stream
+from tpserve.bench.http import Origin
 
 __all__ = ["Sample", "drive"]
 
@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def drive(
-    client: httpx.AsyncClient,
+    origin: Origin,
     requests: Sequence[tuple[str, Mapping[str, Any]]],
     arrivals: Sequence[float],
     max_concurrency: int | None = None,
@@ -45,7 +45,7 @@ async def drive(
     """Send all requests and wait for their ends.
 
     Args:
-        client: of the server.
+        origin: of the server.
         requests: path and body of each.
         arrivals: when each arrives, in seconds from now.
         max_concurrency: the most in flight; further ones wait outside, and arrive no later for it.
@@ -60,7 +60,7 @@ async def drive(
         async with gate:
             due = max(due, since(time.monotonic())) if max_concurrency else due
             try:
-                seen = await stream(client, path, body)
+                seen = await stream(origin, path, body)
             except RequestFailed as error:
                 return Sample(due=due, error=str(error))
         return Sample(
@@ -75,6 +75,7 @@ async def drive(
     tasks = []
     async with asyncio.TaskGroup() as group:
         for (path, body), due in zip(requests, arrivals, strict=True):
-            await asyncio.sleep(start + due - time.monotonic())
+            if (wait := start + due - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
             tasks.append(group.create_task(send(path, body, due)))
     return [task.result() for task in tasks]

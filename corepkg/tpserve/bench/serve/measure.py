@@ -7,11 +7,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import httpx
 import msgspec
 
 from tpserve.bench.blocks import random_order
-from tpserve.bench.client import open_client, served_model
+from tpserve.bench.client import served_model
+from tpserve.bench.http import Origin, read_origin
 from tpserve.bench.serve.arms import Arm
 from tpserve.bench.serve.arrivals import Rate, arrival_times
 from tpserve.bench.serve.counters import Counts, scrape
@@ -100,25 +100,24 @@ class _Turn:
         self._arm = arm
 
     async def run(self, url: str, progress: Progress) -> list[Run]:
-        plan = self._plan
-        async with open_client(url) as client:
-            model = plan.model or await served_model(client)
-            warm_up = self._requests("warm-up", plan.warm_ups, model)
-            await drive(client, warm_up, [0.0] * len(warm_up), max_concurrency=1)
-            runs = []
-            for rate in range(len(plan.rates)):
-                runs.append(await self._measure(client, model, rate))
-                progress(plan.arms[self._arm].name)
-            return runs
+        plan, origin = self._plan, read_origin(url)
+        model = plan.model or await served_model(origin)
+        warm_up = self._requests("warm-up", plan.warm_ups, model)
+        await drive(origin, warm_up, [0.0] * len(warm_up), max_concurrency=1)
+        runs = []
+        for rate in range(len(plan.rates)):
+            runs.append(await self._measure(origin, model, rate))
+            progress(plan.arms[self._arm].name)
+        return runs
 
-    async def _measure(self, client: httpx.AsyncClient, model: str, rate: int) -> Run:
+    async def _measure(self, origin: Origin, model: str, rate: int) -> Run:
         plan = self._plan
         requests = self._requests(rate, plan.workload.num_prompts, model)
         random = Random(f"{plan.seed}/{self._block}/{rate}/arrivals")
         arrivals = arrival_times(len(requests), plan.rates[rate], plan.burstiness, random)
-        before = await scrape(client)
-        samples = await drive(client, requests, arrivals, plan.max_concurrency)
-        after = await scrape(client)
+        before = await scrape(origin)
+        samples = await drive(origin, requests, arrivals, plan.max_concurrency)
+        after = await scrape(origin)
         counted = after - before if before and after else None
         return Run(block=self._block, arm=self._arm, rate=rate, samples=samples, counted=counted)
 

@@ -131,6 +131,6 @@ def _first_question(talk: Talk, output_len: int | None) -> Prompt | None:
         return None
     question, answer = (turn.value for turn in talk.conversations[:2])
     asked, said = (len(text) // CHARACTERS_PER_TOKEN for text in (question, answer))
-    said = output_len or said
-    is_useful = min(asked, said) >= SHORTEST and asked <= LONGEST_PROMPT and asked + said <= LONGEST
-    return Prompt(question, said) if is_useful else None
+    max_tokens = output_len or said
+    is_useful = min(asked, said) >= SHORTEST and asked <= LONGEST_PROMPT and asked + max_tokens <= LONGEST
+    return Prompt(question, max_tokens) if is_useful else None

@@ -8,7 +8,7 @@ from html import escape
 
 import msgspec
 
-from tpserve.bench.charts import Interval, Series, intervals, key, line_chart, log_axis, number, tail_axis
+from tpserve.bench.charts import Interval, Series, intervals, line_chart, log_axis, number, tail_axis
 from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.serve.arrivals import Rate, say_rate
 from tpserve.bench.serve.report_terminal import conditions, figures, notes
@@ -86,7 +86,7 @@ def _rate(report: Report, index: int, rate: Rate) -> Iterator[str]:
     yield f'<h2 id="rate{index}">Arriving {escape(say_rate(rate))}</h2>'
     cards = [_curves(outcomes, measure, name) for measure, name in CURVES.items()]
     yield f'<div class="cards">{"".join(cards)}{"".join(_ratios(report, rate))}</div>'
-    yield _table(outcomes)
+    yield _table(report, rate, outcomes)
     for is_bad, text in notes(outcomes):
         yield f'<p class="{"bad" if is_bad else "quiet"}">{escape(text)}</p>'
 
@@ -127,24 +127,22 @@ def _ratios(report: Report, rate: Rate) -> Iterator[str]:
         yield figure(f"{second} against {first}", "an interval that touches 1 shows no difference", chart)
 
 
-def _table(outcomes: list[Outcome]) -> str:
-    columns = dict.fromkeys((measure, name) for outcome in outcomes for measure, name, _ in figures(outcome))
-    latencies = [label(measure, name) for measure, name in columns if measure != "output_throughput"]
-    heading = ["arm", "answered", "failed", "requests/s", "all tokens/s", "output tokens/s", *latencies]
-    rows = []
-    for style, outcome in enumerate(outcomes):
-        values = {(measure, name): value for measure, name, value in figures(outcome)}
-        failed = f'<span class="bad">{outcome.failed}</span>' if outcome.failed else "0"
-        rows.append(
-            [
-                key(style) + escape(outcome.arm),
-                f"{outcome.completed:,}",
-                failed,
-                cell(outcome.request_throughput),
-                cell(outcome.total_throughput),
-                *(cell(values.get(column)) for column in columns),
-            ]
-        )
+def _table(report: Report, rate: Rate, outcomes: list[Outcome]) -> str:
+    """A row for each figure, as in the terminal."""
+    compared = f"{outcomes[1].arm} over {outcomes[0].arm}" if report.verdicts else ""
+    heading = ["ms, if not said", *(outcome.arm for outcome in outcomes), compared]
+    amounts: list[tuple[str, Callable[[Outcome], float]]] = [
+        ("answered", lambda outcome: outcome.completed),
+        ("failed", lambda outcome: outcome.failed),
+        ("requests/s", lambda outcome: outcome.request_throughput),
+        ("all tokens/s", lambda outcome: outcome.total_throughput),
+    ]
+    rows = [[name, *(cell(value(outcome)) for outcome in outcomes), ""] for name, value in amounts]
+    values = [{(measure, name): value for measure, name, value in figures(outcome)} for outcome in outcomes]
+    for measure, name in dict.fromkeys(key for found in values for key in found):
+        verdict = report.verdict(rate, measure, name)
+        said = f'<span class="{verdict.tone}">{verdict.ratio}</span>' if verdict else ""
+        rows.append([label(measure, name), *(cell(found.get((measure, name))) for found in values), said])
     return table(heading, rows)
 
 

@@ -16,8 +16,8 @@ from tpserve.bench.serve.results import Measure, Outcome, Report, label
 __all__ = ["conditions", "figures", "notes", "print_report"]
 
 STYLES = {"good": "green", "bad": "red", "quiet": "dim"}
-LATE = 20.0
-"""Milliseconds by which a client may be late before that is worth a word."""
+LATE = 0.1
+"""The share of the mean time to first token by which a client may be late before that is worth a word."""
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -61,7 +61,8 @@ def notes(outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, str]]:
             yield False, f"{outcome.arm} counted what the client did: {outcome.server}"
         else:
             yield True, f"{outcome.arm} counted {outcome.server}, and the client {outcome.client}"
-        if outcome.late_ms > LATE:
+        ttft = outcome.latency_ms.get("ttft")
+        if ttft and outcome.late_ms > LATE * (ttft.figures["mean"] or 0):
             yield True, f"{outcome.arm}: the client was up to {outcome.late_ms:.0f} ms late in sending"
         for error, count in outcome.errors.items():
             yield True, f"{outcome.arm}: {count} requests failed: {error}"

@@ -18,9 +18,13 @@ from tpserve.bench.statistics import compare, curve, quantile, replicate
 
 __all__ = ["seconds", "summarise", "times"]
 
-PACKAGES = ("tpserve", "torch", "httpx", "fastapi", "uvicorn", "uvloop", "msgspec", "numpy", "pyzmq", "pynng")
+PACKAGES = ("tpserve", "torch", "httptools", "fastapi", "uvicorn", "uvloop", "msgspec", "numpy", "pyzmq", "pynng")
 LATENCIES: tuple[Measure, ...] = ("ttft", "tpot", "itl", "e2el")
 MEASURES: tuple[Measure, ...] = ("output_throughput", *LATENCIES)
+
+FEWEST_REPLICATES = 200
+MOST_DRAWS = 20_000_000
+"""Samples drawn for one interval; past it there are fewer replicates, so that nobody waits for minutes."""
 
 Samples = npt.NDArray[np.float64]
 
@@ -145,8 +149,9 @@ def _compare(
 
     pooled = [np.concatenate(blocks) for blocks in (first, second)]
     base, other = (statistic(samples) for samples in pooled)
+    replicates = min(plan.replicates, max(FEWEST_REPLICATES, MOST_DRAWS // max(map(len, pooled))))
     base_drawn, drawn = (
-        replicate(blocks, statistic, seed=plan.seed, stream=stream, replicates=plan.replicates)
+        replicate(blocks, statistic, seed=plan.seed, stream=stream, replicates=replicates)
         for stream, blocks in enumerate((first, second))
     )
     verdicts = []

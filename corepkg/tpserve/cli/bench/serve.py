@@ -153,13 +153,13 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 
 def _measure(plan: Plan) -> list[Run]:
-    """Measure, with a bar if somebody looks."""
+    """Measure, with a bar if somebody looks. A SIGTERM is taken as a Ctrl-C."""
     from rich.console import Console
     from rich.progress import Progress
 
     from tpserve.bench.serve.measure import measure
 
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    terminate = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms) * len(plan.rates))
         try:
@@ -167,6 +167,8 @@ def _measure(plan: Plan) -> list[Run]:
         except KeyboardInterrupt:
             typer.echo("interrupted: there are no figures", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            signal.signal(signal.SIGTERM, terminate)
 
 
 def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:

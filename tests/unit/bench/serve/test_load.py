@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tpserve.bench.client import open_client
+from tpserve.bench.http import read_origin
 from tpserve.bench.serve.load import Sample, drive
 from tpserve.messages import Generate
 from tpserve.testing.fake_server import FakeServer
@@ -23,15 +23,13 @@ async def drive_while_stopped(server: FakeServer, expected: int, limit: int | No
     """Drive six requests at a server that answers none until so many have reached it."""
     already = arrived(server)
     server.go.clear()
-    async with open_client(server.url) as client:
-        driven = asyncio.create_task(
-            drive(client, [ask([100, 101])] * 6, [0.01 * number for number in range(6)], limit)
-        )
-        await asyncio.to_thread(server.wait, lambda: arrived(server) - already >= expected)
-        await asyncio.sleep(0.2)
-        assert arrived(server) - already == expected
-        server.go.set()
-        return await driven
+    due = [0.01 * number for number in range(6)]
+    driven = asyncio.create_task(drive(read_origin(server.url), [ask([100, 101])] * 6, due, limit))
+    await asyncio.to_thread(server.wait, lambda: arrived(server) - already >= expected)
+    await asyncio.sleep(0.2)
+    assert arrived(server) - already == expected
+    server.go.set()
+    return await driven
 
 
 def test_a_slow_server_does_not_delay_arrivals(server: FakeServer) -> None:
@@ -52,11 +50,8 @@ def test_with_a_limit_the_others_wait_outside(server: FakeServer) -> None:
 
 
 def test_a_request_that_fails_is_named_and_the_others_go_on(server: FakeServer) -> None:
-    async def run() -> list[Sample]:
-        async with open_client(server.url) as client:
-            return await drive(client, [ask("abc"), ask([10_000]), ask("a")], [0.0, 0.0, 0.0])
-
-    first, failed, last = asyncio.run(run())
+    requests = [ask("abc"), ask([10_000]), ask("a")]
+    first, failed, last = asyncio.run(drive(read_origin(server.url), requests, [0.0, 0.0, 0.0]))
     assert failed.error.startswith("400: ")
     assert (failed.arrivals, failed.output_tokens) == ([], 0)
     assert (first.output_tokens, last.output_tokens) == (4, 2)

@@ -1,0 +1,216 @@
+"""The contract of fan-outs as tests."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
+from tpserve.testing.lab import Lab, Task, burnt_cpu, soon
+from tpserve.testing.links import (
+    ALL_SCHEMES,
+    MEGABYTE,
+    LinkContract,
+    cut,
+    difference,
+    ends_of,
+    fan_out,
+    overrun,
+    read_on,
+    send_until_error,
+    take_in_cuts,
+    with_follower_process,
+)
+from tpserve.testing.processes import number_of, numbered
+
+__all__ = ["FanoutContract"]
+
+
+class FanoutContract(LinkContract):
+    """What :class:`tpserve.api.FanoutSender` and :class:`tpserve.api.FanoutReceiver` promise."""
+
+    @ALL_SCHEMES
+    @pytest.mark.parametrize("followers", [1, 2, 4])
+    def test_followers_see_the_same_sequence_however_it_is_cut(self, lab: Lab, followers: int) -> None:
+        """Frames of all sizes, sent in batches of any length and taken in others."""
+        draw = random.Random(followers)
+        sizes = [0, 1, 7, 300, 70_000, 3 * MEGABYTE, *draw.choices([0, 5, 300, 5_000, 300_000], k=60)]
+        frames = [draw.randbytes(size) for size in sizes]
+        leader, *ends = fan_out(lab, followers)
+        reading = [Task(take_in_cuts, end, len(frames), random.Random(seed)) for seed, end in enumerate(ends)]
+        for batch in cut(frames, draw):
+            leader.send_many(batch, soon())
+        for task in reading:
+            assert difference(task.result(), frames) is None
+
+    @pytest.mark.slow
+    def test_a_frame_of_64_mb(self, lab: Lab) -> None:
+        """Large frames, several times what a buffer holds."""
+        frames = [bytes([number]) * (64 * MEGABYTE) for number in range(3)]
+        leader, follower = fan_out(lab, 1)
+        reading = Task(follower.recv_many, 3, soon())
+        leader.send_many(frames, soon())
+        assert difference(reading.result(), frames) is None
+
+    def test_an_empty_batch_sends_nothing(self, lab: Lab) -> None:
+        """Neither does asking for no frames take any."""
+        leader, follower = fan_out(lab, 1)
+        leader.send_many([], soon())
+        leader.send_many([b"first"], soon())
+        assert follower.recv_many(0, soon()) == []
+        assert follower.recv_many(1, soon()) == [b"first"]
+
+    @pytest.mark.slow
+    def test_cold_starts(self, lab: Lab) -> None:
+        """What is sent at the instant that the link is ready arrives, at every follower, every time."""
+        for start in range(50):
+            leader, *ends = ends_of(lab, 2)
+            sending = Task(lambda leader=leader: (leader.connect(soon()), leader.send_many([b"at once"], soon())))
+            joining = [Task(lambda end=end: (end.connect(soon()), end.recv_many(1, soon()))) for end in ends]
+            sending.result()
+            assert [task.result()[1] for task in joining] == [[b"at once"]] * 2, f"start {start}"
+            lab.close_transports()
+
+    def test_a_missing_follower_is_an_error_at_the_leader(self, lab: Lab) -> None:
+        """At the deadline, saying how many came."""
+        leader, present, _absent = ends_of(lab, 2)
+        joining = Task(present.connect, time.monotonic() + 1)
+        with pytest.raises(DeadlineExceeded, match="1 of 2"):
+            leader.connect(time.monotonic() + 0.5)
+        with pytest.raises(TransportError):
+            joining.result()
+
+    def test_a_missing_leader_is_an_error_at_the_follower(self, lab: Lab) -> None:
+        """At the deadline."""
+        with pytest.raises(DeadlineExceeded):
+            lab.transport().fanout_receiver(lab.address(), 0, 1).connect(time.monotonic() + 0.2)
+
+    def test_a_deadline_loses_no_frame(self, lab: Lab) -> None:
+        """What came before the deadline is there for the next call."""
+        leader, follower = fan_out(lab, 1)
+        leader.send_many([numbered(0), numbered(1)], soon())
+        with pytest.raises(DeadlineExceeded):
+            follower.recv_many(3, time.monotonic() + 0.3)
+        with pytest.raises(DeadlineExceeded):
+            follower.recv_many(3, 0.0)
+        leader.send_many([numbered(2), numbered(3)], soon())
+        assert [number_of(frame) for frame in follower.recv_many(4, soon())] == [0, 1, 2, 3]
+
+    def test_a_sender_far_ahead_waits_until_its_deadline(self, lab: Lab) -> None:
+        """Its lead has a bound in bytes, and ends with an error."""
+        leader, _follower = fan_out(lab, 1)
+        assert overrun(lambda frame, deadline: leader.send_many([frame], deadline)) > 0
+
+    def test_a_sender_goes_on_as_soon_as_it_is_read(self, lab: Lab) -> None:
+        """Waiting for room loses nothing, with two followers of different speed."""
+        leader, slow, fast = fan_out(lab, 2)
+        numbers = list(range(200))
+        sending = Task(lambda: [leader.send_many([numbered(number, MEGABYTE)], soon()) for number in numbers])
+        quick = Task(fast.recv_many, len(numbers), soon())
+        time.sleep(0.3)
+        for number in numbers:
+            assert number_of(slow.recv_many(1, soon())[0]) == number
+        assert [number_of(frame) for frame in quick.result()] == numbers
+        sending.result()
+
+    def test_a_leader_that_closes_delivers_first(self, lab: Lab) -> None:
+        """All that was accepted arrives, though it is read late; then the follower hears that the leader has gone."""
+        address, transport = lab.address(), lab.transport()
+        leader, follower = transport.fanout_sender(address, 1), lab.transport().fanout_receiver(address, 0, 1)
+        joining = Task(follower.connect, soon())
+        leader.connect(soon())
+        joining.result()
+        frames = [numbered(number, 10_000) for number in range(300)]
+
+        def lead() -> None:
+            leader.send_many(frames, soon())
+            leader.close()
+            if lab.spec.capabilities.multi_process:
+                transport.close()
+
+        leading = Task(lead)
+        time.sleep(0.3)
+        assert difference(follower.recv_many(300, soon()), frames) is None
+        with pytest.raises(PeerLost):
+            follower.recv_many(1, soon())
+        leading.result()
+
+    def test_a_follower_that_closes_is_an_error_at_the_leader(self, lab: Lab) -> None:
+        """PeerLost, not a deadline."""
+        leader, staying, leaving = fan_out(lab, 2)
+        reading = Task(read_on, staying)
+        leaving.close()
+        with pytest.raises(PeerLost):
+            send_until_error(lambda frame: leader.send_many([frame], soon()), pause=0.01)
+        leader.close()
+        assert isinstance(reading.result(), PeerLost)
+
+    def test_ends_of_a_fan_out_close_twice_and_are_then_closed(self, lab: Lab) -> None:
+        """And a call after that says so."""
+        leader, follower = fan_out(lab, 1)
+        for end in (leader, follower):
+            end.close()
+            end.close()
+        with pytest.raises(Closed):
+            leader.send_many([b"late"], soon())
+        with pytest.raises(Closed):
+            follower.recv_many(1, soon())
+
+    @pytest.mark.slow
+    def test_a_stopped_follower_gets_a_burst_later(self, lab: Lab, processes: None) -> None:
+        """20,000 frames to a reader that stands still: none is lost."""
+        leader, child = with_follower_process(lab, count=20_000)
+        child.send(signal.SIGSTOP)
+        sending = Task(lambda: [leader.send_many([numbered(number)], soon()) for number in range(20_000)])
+        time.sleep(1)
+        child.send(signal.SIGCONT)
+        assert child.report() == {"received": 20_000, "in_order": True}
+        sending.result()
+
+    def test_a_killed_follower_is_an_error_at_the_leader(self, lab: Lab, processes: None) -> None:
+        """In the middle of a burst, long before any deadline."""
+        leader, child = with_follower_process(lab, count=10_000_000)
+        sending = Task(send_until_error, lambda frame: leader.send_many([frame], soon()))
+        time.sleep(0.2)
+        child.send(signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            sending.result()
+
+    def test_a_killed_leader_is_an_error_at_the_follower(self, lab: Lab, processes: None) -> None:
+        """While it waits, long before any deadline."""
+        address = lab.address()
+        child = lab.child("lead", address=address, followers=1, count=1)
+        follower = lab.transport().fanout_receiver(address, 0, 1)
+        follower.connect(soon())
+        child.ready()
+        assert child.report() == {"sent": 1}
+        reading = Task(follower.recv_many, 2, soon())
+        child.send(signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            reading.result()
+
+    def test_a_killed_process_leaves_its_address_free(self, lab: Lab, processes: None) -> None:
+        """Though not what it had there in the file system."""
+        address = lab.address()
+        child = lab.child("lead", address=address, followers=1, count=0)
+        lab.transport().fanout_receiver(address, 0, 1).connect(soon())
+        child.ready()
+        child.send(signal.SIGKILL)
+        child.wait()
+        lab.close_transports()
+        leader, follower = fan_out(lab, 1, address)
+        leader.send_many([b"new"], soon())
+        assert follower.recv_many(1, soon()) == [b"new"]
+
+    def test_a_waiting_follower_rests(self, lab: Lab) -> None:
+        """A second of waiting takes less than a tenth of one in CPU time: nothing polls."""
+        _leader, follower = fan_out(lab, 1)
+
+        def wait() -> None:
+            with pytest.raises(DeadlineExceeded):
+                follower.recv_many(1, time.monotonic() + 1)
+
+        assert burnt_cpu(wait) < 0.1

@@ -1,0 +1,177 @@
+"""What the contracts of fan-outs and of pipes share: fixtures, links in every state, and frames to send over them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, Options, TransportError, TransportSpec
+from tpserve.testing.lab import Lab, Task, soon
+from tpserve.testing.processes import Child, numbered
+
+__all__ = [
+    "ALL_SCHEMES",
+    "MEGABYTE",
+    "LinkContract",
+    "cut",
+    "difference",
+    "ends_of",
+    "fan_out",
+    "overrun",
+    "pipe",
+    "read_on",
+    "send_until_error",
+    "take_in_cuts",
+    "with_follower_process",
+]
+
+MEGABYTE = 1 << 20
+UNBOUNDED = 1 << 30
+"""A sender that gets so far ahead of a reader that does not read has no bound."""
+
+ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp"], indirect=True)
+
+
+class LinkContract:
+    """What the contracts of both kinds of link begin with.
+
+    Attributes:
+        schemes: kinds of address to try, ``ipc`` and ``tcp``.
+    """
+
+    pytestmark = pytest.mark.usefixtures("tpserve_guard")
+
+    schemes: ClassVar[Sequence[str]] = ("ipc",)
+
+    @pytest.fixture
+    def spec(self) -> TransportSpec:
+        """The spec of the transport under test."""
+        raise NotImplementedError("give your transport's spec in a fixture of this name")
+
+    @pytest.fixture
+    def options(self, spec: TransportSpec) -> Options:
+        """The options to test with; override it to try others."""
+        return spec.options()
+
+    @pytest.fixture
+    def scheme(self, request: pytest.FixtureRequest) -> str:
+        """The kind of address."""
+        scheme: str = getattr(request, "param", self.schemes[0])
+        if scheme not in self.schemes:
+            pytest.skip(f"{type(self).__name__} does not try {scheme} addresses")
+        return scheme
+
+    @pytest.fixture
+    def lab(self, spec: TransportSpec, options: Options, scheme: str) -> Iterator[Lab]:
+        """Makes transports and addresses."""
+        lab = Lab(spec, options, scheme)
+        yield lab
+        lab.close()
+
+    @pytest.fixture
+    def processes(self, spec: TransportSpec) -> None:
+        """For tests that need processes."""
+        if not spec.capabilities.multi_process:
+            pytest.skip(f"{spec.name} works inside one process")
+
+    @pytest.fixture
+    def pipes(self, spec: TransportSpec) -> None:
+        """For tests that need pipes."""
+        if not spec.capabilities.pipes:
+            pytest.skip(f"{spec.name} has no pipes")
+
+
+def ends_of(lab: Lab, followers: int, address: str = "") -> list[Any]:
+    """A leader's end and its followers', not connected."""
+    address = address or lab.address()
+    leader = lab.transport().fanout_sender(address, followers)
+    return [leader, *(lab.transport().fanout_receiver(address, index, followers) for index in range(followers))]
+
+
+def fan_out(lab: Lab, followers: int, address: str = "") -> list[Any]:
+    """A leader's end and its followers', connected."""
+    leader, *ends = ends_of(lab, followers, address)
+    joining = [Task(end.connect, soon()) for end in ends]
+    leader.connect(soon())
+    for task in joining:
+        task.result()
+    return [leader, *ends]
+
+
+def pipe(lab: Lab, senders: int) -> list[Any]:
+    """A receiver's end and its senders', connected."""
+    address = lab.address()
+    receiver = lab.transport().pipe_receiver(address)
+    ends = [lab.transport().pipe_sender(address) for _ in range(senders)]
+    for end in ends:
+        end.connect(soon())
+    return [receiver, *ends]
+
+
+def with_follower_process(lab: Lab, count: int) -> tuple[FanoutSender, Child]:
+    """A leader's end here, and a process that follows."""
+    address = lab.address()
+    child = lab.child("follow", address=address, follower=0, followers=1, count=count)
+    leader = lab.transport().fanout_sender(address, 1)
+    leader.connect(soon())
+    return leader, child.ready()
+
+
+def cut(frames: Sequence[bytes], draw: random.Random) -> Iterator[Sequence[bytes]]:
+    """Cut a sequence into batches of random length, empty ones among them."""
+    start = 0
+    while start < len(frames):
+        end = start + draw.randrange(12)
+        yield frames[start:end]
+        start = end
+
+
+def take_in_cuts(end: FanoutReceiver, count: int, draw: random.Random) -> list[bytes]:
+    """Take frames in batches of random length."""
+    frames: list[bytes] = []
+    while len(frames) < count:
+        frames += end.recv_many(min(draw.randrange(12), count - len(frames)), soon())
+    return frames
+
+
+def read_on(end: FanoutReceiver) -> TransportError:
+    """Read frame by frame until there is an error, and return that."""
+    try:
+        while True:
+            end.recv_many(1, soon())
+    except TransportError as error:
+        return error
+
+
+def overrun(send: Callable[[bytes, float], object]) -> int:
+    """Send to nobody who reads until the deadline refuses a frame; how many were accepted."""
+    for number in range(UNBOUNDED // MEGABYTE):
+        try:
+            send(numbered(number, MEGABYTE), time.monotonic() + 0.5)
+        except DeadlineExceeded:
+            return number
+    pytest.fail(f"a sender got {UNBOUNDED} bytes ahead")
+
+
+def send_until_error(send: Callable[[bytes], object], pause: float = 0) -> None:
+    """Send for as long as it goes."""
+    end = soon()
+    number = 0
+    while time.monotonic() < end:
+        send(numbered(number))
+        number += 1
+        time.sleep(pause)
+
+
+def difference(taken: Sequence[bytes], sent: Sequence[bytes]) -> str | None:
+    """Where what was taken is not what was sent; None if it is. In words, for frames may be large."""
+    for number, (found, expected) in enumerate(zip(taken, sent, strict=False)):
+        if found != expected:
+            return (
+                f"frame {number}: {len(found)} bytes that begin {found[:16]!r}, not {len(expected)}, {expected[:16]!r}"
+            )
+    return None if len(taken) == len(sent) else f"{len(taken)} frames, not {len(sent)}"

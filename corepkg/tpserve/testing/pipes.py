@@ -1,0 +1,160 @@
+"""The contract of pipes as tests."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import time
+
+import pytest
+
+from tpserve.api import Closed, DeadlineExceeded, PeerLost, PipeSender
+from tpserve.testing.lab import Lab, Task, burnt_cpu, soon, wake
+from tpserve.testing.links import ALL_SCHEMES, MEGABYTE, LinkContract, difference, overrun, pipe, send_until_error
+from tpserve.testing.processes import number_of, numbered
+
+__all__ = ["PipeContract"]
+
+
+class PipeContract(LinkContract):
+    """What :class:`tpserve.api.PipeSender` and :class:`tpserve.api.PipeReceiver` promise."""
+
+    @ALL_SCHEMES
+    def test_a_pipe_keeps_the_order_of_each_sender(self, lab: Lab, pipes: None) -> None:
+        """Three senders at once, frames of all sizes, none lost."""
+        receiver, *senders = pipe(lab, 3)
+        draw = random.Random(3)
+        sizes = [8, 9, 300, 70_000, 3 * MEGABYTE, *draw.choices([8, 300, 5_000, 300_000], k=60)]
+
+        def send(name: int, end: PipeSender) -> None:
+            for number, size in enumerate(sizes):
+                end.send(numbered(name * 1000 + number, size), soon())
+
+        sending = [Task(send, name, end) for name, end in enumerate(senders)]
+        taken: list[bytes] = []
+        while len(taken) < 3 * len(sizes):
+            taken += receiver.recv_many(10, 1 << 30, soon())
+        for task in sending:
+            task.result()
+        for name in range(3):
+            mine = [frame for frame in taken if number_of(frame) // 1000 == name]
+            sent = [numbered(name * 1000 + number, size) for number, size in enumerate(sizes)]
+            assert difference(mine, sent) is None
+
+    def test_a_pipe_takes_what_is_there_and_no_more(self, lab: Lab, pipes: None) -> None:
+        """Up to a number of frames, or of bytes; without waiting once there is a first."""
+        receiver, sender = pipe(lab, 1)
+        assert receiver.recv_many(10, 1 << 20, 0) == []
+        assert receiver.recv_many(10, 1 << 20, time.monotonic() + 0.2) == []
+        for frame in (b"", b"a" * 100, b"b" * 100, b"c" * 100, b"d"):
+            sender.send(frame, soon())
+        taken = receiver.recv_many(1, 1 << 20, soon())
+        assert taken == [b""]
+        time.sleep(0.2)
+        assert receiver.recv_many(10, 101, soon()) == [b"a" * 100, b"b" * 100]
+        assert receiver.recv_many(10, 1, soon()) == [b"c" * 100]
+        assert receiver.recv_many(10, 1 << 20, soon()) == [b"d"]
+
+    @pytest.mark.slow
+    def test_cold_starts_of_a_pipe(self, lab: Lab, pipes: None) -> None:
+        """What is sent at the instant that the sender is connected arrives, whichever end came first."""
+        for start in range(50):
+            address = lab.address()
+            early = lab.transport().pipe_sender(address) if start % 2 else None
+            receiver = lab.transport().pipe_receiver(address)
+            sender = early or lab.transport().pipe_sender(address)
+            sender.connect(soon())
+            sender.send(b"at once", soon())
+            assert receiver.recv_many(1, 1, soon()) == [b"at once"], f"start {start}"
+            lab.close_transports()
+
+    def test_connecting_waits_for_nobody_who_reads(self, lab: Lab, pipes: None) -> None:
+        """Two processes may each make their receiver, then connect to the other's."""
+        addresses = [lab.address(), lab.address()]
+        transports = [lab.transport(), lab.transport()]
+        receivers = [made.pipe_receiver(address) for made, address in zip(transports, addresses, strict=True)]
+        senders = [made.pipe_sender(address) for made, address in zip(transports, reversed(addresses), strict=True)]
+        for sender in senders:
+            sender.connect(soon())
+            sender.send(b"hello", soon())
+        assert [receiver.recv_many(1, 1, soon()) for receiver in receivers] == [[b"hello"]] * 2
+
+    def test_a_missing_receiver_is_an_error(self, lab: Lab, pipes: None) -> None:
+        """At the deadline."""
+        with pytest.raises(DeadlineExceeded):
+            lab.transport().pipe_sender(lab.address()).connect(time.monotonic() + 0.3)
+
+    def test_a_pipe_sender_far_ahead_waits_and_may_try_again(self, lab: Lab, pipes: None) -> None:
+        """What was refused at the deadline was not sent; what was accepted arrives, and nothing twice."""
+        receiver, sender = pipe(lab, 1)
+        accepted = overrun(sender.send)
+        taken = receiver.recv_many(1, 1, soon())
+        sender.send(numbered(accepted), soon())
+        while len(taken) <= accepted:
+            taken += receiver.recv_many(100, 1 << 30, soon())
+        assert [number_of(frame) for frame in taken] == list(range(accepted + 1))
+        assert receiver.recv_many(1, 1, time.monotonic() + 0.2) == []
+
+    def test_a_pipe_sender_that_closes_delivers_first(self, lab: Lab, processes: None, pipes: None) -> None:
+        """From a process that sends, closes and leaves before anything is read."""
+        address = lab.address()
+        receiver = lab.transport().pipe_receiver(address)
+        child = lab.child("feed", address=address, count=500).ready()
+        time.sleep(0.5)
+        taken: list[bytes] = []
+        while len(taken) < 500:
+            taken += receiver.recv_many(100, 1 << 30, soon())
+        assert [number_of(frame) for frame in taken] == list(range(500))
+        assert child.report() == {"sent": 500}
+        assert child.wait() == 0
+
+    def test_a_killed_receiver_is_an_error_at_the_sender(self, lab: Lab, processes: None, pipes: None) -> None:
+        """In the middle of a burst, long before any deadline."""
+        address = lab.address()
+        child = lab.child("collect", address=address)
+        sender = lab.transport().pipe_sender(address)
+        sender.connect(soon())
+        child.ready()
+        sending = Task(send_until_error, lambda frame: sender.send(frame, soon()))
+        time.sleep(0.2)
+        child.send(signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            sending.result()
+
+    def test_a_killed_sender_does_not_disturb_the_others(self, lab: Lab, processes: None, pipes: None) -> None:
+        """Senders come and go."""
+        address = lab.address()
+        receiver = lab.transport().pipe_receiver(address)
+        sender = lab.transport().pipe_sender(address)
+        sender.connect(soon())
+        child = lab.child("feed", address=address, count=10_000_000)
+        assert len(receiver.recv_many(1, 1, soon())) == 1
+        child.send(signal.SIGKILL)
+        child.wait()
+        sender.send(b"still here", soon())
+        taken: list[bytes] = []
+        while b"still here" not in taken:
+            taken = receiver.recv_many(1000, 1 << 30, soon())
+            assert taken, "the other sender's frame is lost"
+
+    def test_closing_wakes_a_waiting_receiver(self, lab: Lab, pipes: None) -> None:
+        """From another thread, as a process that stops does it."""
+        receiver, _sender = pipe(lab, 1)
+        assert wake(lambda: receiver.recv_many(1, 1, math.inf), receiver.close)
+
+    def test_ends_of_a_pipe_close_twice_and_are_then_closed(self, lab: Lab, pipes: None) -> None:
+        """And a call after that says so."""
+        receiver, sender = pipe(lab, 1)
+        for end in (sender, receiver):
+            end.close()
+            end.close()
+        with pytest.raises(Closed):
+            sender.send(b"late", soon())
+        with pytest.raises(Closed):
+            receiver.recv_many(1, 1, soon())
+
+    def test_a_waiting_receiver_rests(self, lab: Lab, pipes: None) -> None:
+        """A second of waiting takes less than a tenth of one in CPU time: nothing polls."""
+        receiver, _sender = pipe(lab, 1)
+        assert burnt_cpu(lambda: receiver.recv_many(1, 1, time.monotonic() + 1)) < 0.1
