@@ -24,6 +24,11 @@ KV_TOKENS = "2048"
 """Not enough for all at once: some wait."""
 
 
+def counted(usage: dict[str, Any]) -> dict[str, Any]:
+    """Token counts, without that of cached ones, which depends on who came before."""
+    return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}
+
+
 class Reader:
     """One client; ``under_way`` is set when it has got an eighth of a streamed answer."""
 
@@ -49,14 +54,14 @@ class Reader:
                 if len(tokens) >= TOKENS // 8:
                     self.under_way.set()
         assert finish == "length"
-        return text, tokens, usage
+        return text, tokens, counted(usage)
 
     def whole(self) -> tuple[str, list[int], Any]:
         """The same of an answer in one piece."""
         response = httpx.post(self._url, json=self._body(), timeout=HANG, trust_env=False)
         assert response.status_code == 200, response.text
         found = response.json()
-        return found["choices"][0]["text"], found["choices"][0]["token_ids"], found["usage"]
+        return found["choices"][0]["text"], found["choices"][0]["token_ids"], counted(found["usage"])
 
     def _body(self) -> dict[str, Any]:
         return {
