@@ -15,10 +15,9 @@ from tpserve.messages import Generate, SamplingParams
 from tpserve.step import EngineLimits
 from tpserve.tokens import unpack_ids
 
-__all__ = ["NEVER_PEEKED", "NO_SLOT", "Queues", "Request", "Tombstones"]
+__all__ = ["NO_SLOT", "Queues", "Request", "Tombstones"]
 
 NO_SLOT = -1
-NEVER_PEEKED = (-1, 0, 0)
 
 
 class Request(msgspec.Struct, eq=False):
@@ -56,7 +55,7 @@ class Request(msgspec.Struct, eq=False):
     length: int = 0
     slot: int = NO_SLOT
     holding: Holding | None = None
-    peeked: tuple[int, int, int] = NEVER_PEEKED
+    peeked: tuple[int, int, int] = (-1, 0, 0)
     has_started: bool = False
     has_ended: bool = False
 

@@ -22,7 +22,7 @@ from tpserve.messages import Abort, FinishReason, Generate, RankMessage, Shutdow
 from tpserve.scheduler.batch import NO_TOKEN, Batch
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
-from tpserve.scheduler.queues import NEVER_PEEKED, NO_SLOT, Queues, Request, Tombstones
+from tpserve.scheduler.queues import NO_SLOT, Queues, Request, Tombstones
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import Round, RoundSource
 from tpserve.scheduler.view import View, breach
@@ -316,7 +316,6 @@ class Scheduler:
                 tokens[row] = NO_TOKEN
                 continue
             request.tokens.append(token)
-            request.peeked = NEVER_PEEKED
             if token in request.stops:
                 finished[row] = "stop"
             elif len(request.tokens) == request.limit:
