@@ -1,7 +1,7 @@
 """Where settings come from: command line over environment over file over the defaults of ServeConfig.
 
-One setting ``max_running`` is ``--max-running`` on the command line, ``TPSERVE_MAX_RUNNING`` in the environment and
-``max_running`` (or ``max-running``) in a YAML file. A plugin's option ``send_buffer`` is
+One setting ``page_size`` is ``--page-size`` on the command line, ``TPSERVE_PAGE_SIZE`` in the environment and
+``page_size`` (or ``page-size``) in a YAML file. A plugin's option ``send_buffer`` is
 
     -o transport.send_buffer=8192             TPSERVE_OPTIONS__TRANSPORT__SEND_BUFFER=8192
     -o transport.nng.send_buffer=8192         TPSERVE_OPTIONS__TRANSPORT__NNG__SEND_BUFFER=8192
@@ -28,8 +28,8 @@ __all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown
 
 PREFIX: Final = "TPSERVE_"
 OPTIONS_PREFIX: Final = "TPSERVE_OPTIONS__"
-OTHER_VARIABLES: Final = ("TPSERVE_CACHE_DIR",)
-"""Variables that other parts of tpserve read."""
+OTHER_VARIABLES: Final = ("TPSERVE_CACHE",)
+"""Variables that other parts of tpserve read; a setting of the same name has none."""
 
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(ServeConfig) if field.name != "options"}
 
@@ -130,13 +130,18 @@ def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: C
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:
-    settings = {field: environ[PREFIX + field.upper()] for field in _TYPES if PREFIX + field.upper() in environ}
+    variables = {field: PREFIX + field.upper() for field in _TYPES}
+    settings = {
+        field: environ[variable]
+        for field, variable in variables.items()
+        if variable in environ and variable not in OTHER_VARIABLES
+    }
     options: OptionTable = {}
     for name in sorted(environ):
         key = _option_of_variable(name)
         if key is not None:
             _put_option(options, key, environ[name], name)
-    return _Layer(_check(settings, lambda field: PREFIX + field.upper()), options)
+    return _Layer(_check(settings, variables.__getitem__), options)
 
 
 def _from_file(file: Path) -> _Layer:

@@ -42,7 +42,7 @@ class TestTorchOps(OpsContract):
 
 def engine_on(device: str, folder: Path) -> Engine:
     model = ModelConfig.from_folder(folder)
-    config = ServeConfig(dtype="float32", max_context=512, max_running=8, kv_tokens=2048)
+    config = ServeConfig(dtype="float32", max_context=512, max_running_requests=8, kv_tokens=2048)
     return build_engine(
         config,
         model,

@@ -74,7 +74,7 @@ def expected(model: Path) -> list[list[int]]:
 
 def tokens(model: Path | str, settings: dict[str, Any], tp: int = 1) -> list[list[int]]:
     options = {"policy.reserve": 0.0}
-    with LLM(model, tp, dtype="float32", threads=1, max_running=12, options=options, **settings) as llm:
+    with LLM(model, tp, dtype="float32", threads=1, max_running_requests=12, options=options, **settings) as llm:
         return [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
 
 

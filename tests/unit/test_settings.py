@@ -42,12 +42,12 @@ def test_without_any_source_the_defaults_hold() -> None:
 
 
 def test_each_source_gives_way_to_the_one_before(write: Any) -> None:
-    file = write("port: 1\ntp: 2\nmax-running: 3\nsync: gloo\n")
+    file = write("port: 1\ntp: 2\nmax-running-requests: 3\nsync: gloo\n")
     environ = {"TPSERVE_PORT": "10", "TPSERVE_TP": "20"}
 
     config = load(cli={"port": 100, "tp": None, "policy": "fcfs"}, file=file, environ=environ)
 
-    assert (config.port, config.tp, config.max_running, config.sync) == (100, 20, 3, "gloo")
+    assert (config.port, config.tp, config.max_running_requests, config.sync) == (100, 20, 3, "gloo")
 
 
 def test_text_of_the_environment_becomes_the_type() -> None:
@@ -60,7 +60,7 @@ def test_text_of_the_environment_becomes_the_type() -> None:
     ("sources", "says"),
     [
         ({"cli": {"port": 70000}}, "--port: expected an integer from 0 to 65535, found 70000"),
-        ({"cli": {"max_running": 0}}, "--max-running: expected an integer of at least 1, found 0"),
+        ({"cli": {"max_running_requests": 0}}, "--max-running-requests: expected an integer of at least 1, found 0"),
         ({"cli": {"memory_fraction": 1.5}}, "--memory-fraction: expected a number above 0 to 1, found 1.5"),
         ({"environ": {"TPSERVE_PORT": "http"}}, "TPSERVE_PORT: expected an integer from 0 to 65535, found 'http'"),
         ({"environ": {"TPSERVE_PAGE_SIZE": "512"}}, "TPSERVE_PAGE_SIZE: expected an integer from 1 to 256"),
@@ -82,7 +82,10 @@ def test_a_mistake_names_source_and_key(sources: dict[str, Any], says: str) -> N
     ("text", "says"),
     [
         ("port: -1", "server.yaml: port: expected an integer from 0 to 65535, found -1"),
-        ("max-runing: 3", "server.yaml: max_runing: there is no such setting. Did you mean 'max_running'?"),
+        (
+            "max-runing-requests: 3",
+            "server.yaml: max_runing_requests: there is no such setting. Did you mean 'max_running_requests'?",
+        ),
         ("- port", "server.yaml: expected a mapping of settings, found list"),
         ("port: [", "server.yaml: not valid YAML: while parsing"),
         ("options: 5", "server.yaml: options: expected a mapping, found 5"),
@@ -145,7 +148,7 @@ def test_names_in_errors_can_be_those_of_a_python_caller() -> None:
 def test_unknown_variables_are_named_and_never_an_error() -> None:
     environ = {
         "TPSERVE_PRT": "1",
-        "TPSERVE_CACHE_DIR": "/x",
+        "TPSERVE_CACHE": "/x",
         "TPSERVE_PORT": "1",
         "TPSERVE_OPTIONS__TRANSPORT__A": "1",
         "TPSERVE_OPTIONS__NOTHING__A": "1",
@@ -160,6 +163,6 @@ def test_unknown_variables_are_named_and_never_an_error() -> None:
 
 
 def test_flags_of_settings_and_kinds() -> None:
-    assert flag_name("max_running") == "--max-running"
+    assert flag_name("max_running_requests") == "--max-running-requests"
     assert kind_flag("attention") == "--attn"
     assert kind_flag("transport") == "--transport"

@@ -84,7 +84,9 @@ def launch(
     max_context: Annotated[
         int | None, _flag("max_context", CAPACITY, "Longest sequence in tokens; 0: the model's own limit.")
     ] = None,
-    max_running: Annotated[int | None, _flag("max_running", CAPACITY, "Most requests in a batch.")] = None,
+    max_running_requests: Annotated[
+        int | None, _flag("max_running_requests", CAPACITY, "Most requests in a batch.")
+    ] = None,
     max_step_tokens: Annotated[
         int | None, _flag("max_step_tokens", CAPACITY, "Most tokens that one step computes.")
     ] = None,

@@ -82,7 +82,7 @@ def attention_shape(config: ServeConfig, model: ModelConfig, partition: Partitio
         head_dim=model.head_dim,
         page_size=config.page_size,
         max_context=min(config.max_context or model.max_context, model.max_context),
-        max_running=config.max_running,
+        max_running=config.max_running_requests,
         scale=model.head_dim**-0.5,
         dtype=config.dtype,
         device=device,

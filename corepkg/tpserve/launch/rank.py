@@ -89,7 +89,7 @@ def compose_rank(
         source = _build_source(post, intake, log, resources, deadline)
         resources.callback(source.close)
         budget = Budget(
-            running=post.config.max_running,
+            running=post.config.max_running_requests,
             step_tokens=post.config.max_step_tokens,
             chunk=post.config.chunked_prefill_size,
             cache=post.config.cache == "radix",

@@ -17,14 +17,14 @@ __all__ = ["build_once", "cache_folder", "content_hash"]
 
 
 def cache_folder() -> Path:
-    """``TPSERVE_CACHE_DIR``, or ``tpserve`` in the user's cache folder (``XDG_CACHE_HOME`` or ``~/.cache``).
+    """``TPSERVE_CACHE``, or ``tpserve`` in the user's cache folder (``XDG_CACHE_HOME`` or ``~/.cache``).
 
     It may not exist.
 
     Raises:
         ModelError: there is no home to put it in.
     """
-    chosen = os.environ.get("TPSERVE_CACHE_DIR", "")
+    chosen = os.environ.get("TPSERVE_CACHE", "")
     if chosen:
         return Path(chosen).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME", "")
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "tpserve"
     except RuntimeError as error:
-        raise ModelError("this user has no home folder for the cache", "Set TPSERVE_CACHE_DIR to a folder") from error
+        raise ModelError("this user has no home folder for the cache", "Set TPSERVE_CACHE to a folder") from error
 
 
 def content_hash(path: Path) -> str:
@@ -125,5 +125,5 @@ def _remember(note: Path, known: _Known) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"cannot write the cache {folder}: {error.strerror or error}", "Set TPSERVE_CACHE_DIR to another folder"
+        f"cannot write the cache {folder}: {error.strerror or error}", "Set TPSERVE_CACHE to another folder"
     )

@@ -75,13 +75,13 @@ def test_flags_win_over_environment_and_file(
     run_cli: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("tp: 3\npage_size: 8\nmax_running: 7\n")
+    file.write_text("tp: 3\npage_size: 8\nmax_running_requests: 7\n")
     monkeypatch.setenv("TPSERVE_PAGE_SIZE", "32")
     monkeypatch.setenv("TPSERVE_MAX_RUNNING", "9")
     monkeypatch.setenv("TPSERVE_MAX_RUNING", "1")
-    done = run_cli("launch", model, "--config", str(file), "--max-running", "5", "--dry-run", "--json")
+    done = run_cli("launch", model, "--config", str(file), "--max-running-requests", "5", "--dry-run", "--json")
     config = json.loads(done.stdout)["config"]
-    assert (config["tp"], config["page_size"], config["max_running"]) == (3, 32, 5)
+    assert (config["tp"], config["page_size"], config["max_running_requests"]) == (3, 32, 5)
     assert done.stderr == "warning: TPSERVE_MAX_RUNING sets nothing; did you mean TPSERVE_MAX_RUNNING?\n"
 
 

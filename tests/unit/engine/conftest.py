@@ -23,7 +23,7 @@ from tpserve.step import Engine
 from tpserve.testing.models import make_model
 
 MakeEngine = Callable[..., Engine]
-SETTINGS: dict[str, Any] = {"dtype": "float32", "max_context": 512, "max_running": 8, "kv_tokens": 2048}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_context": 512, "max_running_requests": 8, "kv_tokens": 2048}
 
 
 class ListeningOps(TorchOps):

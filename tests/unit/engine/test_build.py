@@ -90,7 +90,7 @@ def test_the_pool_is_zero_and_split_into_contiguous_layers() -> None:
 
 def test_limits_are_those_of_model_and_settings(small_model: Any, make_engine: Any) -> None:
     folder = small_model("qwen3")
-    limits = make_engine(folder, max_context=100, max_running=3, page_size=8, kv_tokens=50).limits
+    limits = make_engine(folder, max_context=100, max_running_requests=3, page_size=8, kv_tokens=50).limits
     assert msgspec.structs.asdict(limits) == {
         "pages": 7,
         "page_size": 8,
@@ -105,7 +105,7 @@ def test_limits_are_those_of_model_and_settings(small_model: Any, make_engine: A
 
 def test_uneven_ranks_agree_on_the_least_pages(small_model: Any, on_ranks: Any, machine: Any, tmp_path: Path) -> None:
     machine(total=GIB, available=GIB)
-    settings = {"kv_tokens": 0, "memory_fraction": 0.002, "max_running": 1000}
+    settings = {"kv_tokens": 0, "memory_fraction": 0.002, "max_running_requests": 1000}
     results = on_ranks(small_model("llama"), 2, tmp_path, lambda engine: engine.limits.pages, **settings)
     # Rank 0 has two of the three KV heads, so it has room for fewer pages.
     mine = 3 * 2 * 16 * 2 * 16 * 4

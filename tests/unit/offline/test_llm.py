@@ -193,7 +193,7 @@ def test_an_llm_that_is_dropped_is_closed(make_llm):
 
 
 def test_settings_are_checked_and_named_as_python_names_them():
-    with pytest.raises(ConfigError, match="max_running: expected an integer"):
-        tpserve.LLM(max_running="many")
+    with pytest.raises(ConfigError, match="max_running_requests: expected an integer"):
+        tpserve.LLM(max_running_requests="many")
     with pytest.raises(ConfigError, match="no_such: there is no such setting"):
         tpserve.LLM(no_such=1)

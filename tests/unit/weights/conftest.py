@@ -14,7 +14,7 @@ MakeGguf = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own."""
-    monkeypatch.setenv("TPSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TPSERVE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

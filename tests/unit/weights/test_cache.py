@@ -18,17 +18,17 @@ from tpserve.weights.cache import build_once, cache_folder, content_hash
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({"TPSERVE_CACHE_DIR": "/a/b"}, "/a/b"),
-        ({"TPSERVE_CACHE_DIR": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
-        ({"TPSERVE_CACHE_DIR": "~/c"}, "/home/somebody/c"),
+        ({"TPSERVE_CACHE": "/a/b"}, "/a/b"),
+        ({"TPSERVE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
+        ({"TPSERVE_CACHE": "~/c"}, "/home/somebody/c"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/tpserve"),
         ({"XDG_CACHE_HOME": "relative"}, "/home/somebody/.cache/tpserve"),
-        ({"TPSERVE_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "/home/somebody/.cache/tpserve"),
+        ({"TPSERVE_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/somebody/.cache/tpserve"),
         ({}, "/home/somebody/.cache/tpserve"),
     ],
 )
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
-    for name in ("TPSERVE_CACHE_DIR", "XDG_CACHE_HOME"):
+    for name in ("TPSERVE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/somebody", **variables}.items():
         monkeypatch.setenv(name, value)
@@ -167,4 +167,4 @@ def test_a_cache_that_cannot_be_written_says_so(cache: Path) -> None:
 
     with pytest.raises(ModelError, match="cannot write the cache") as caught:
         build_once(module.cache_folder() / "models" / "x", lambda _: None, never)
-    assert "TPSERVE_CACHE_DIR" in caught.value.hint
+    assert "TPSERVE_CACHE" in caught.value.hint
