@@ -77,12 +77,14 @@ def test_flags_win_over_environment_and_file(
     file = tmp_path / "settings.yaml"
     file.write_text("tp: 3\npage_size: 8\nmax_running_requests: 7\n")
     monkeypatch.setenv("TPSERVE_PAGE_SIZE", "32")
-    monkeypatch.setenv("TPSERVE_MAX_RUNNING", "9")
-    monkeypatch.setenv("TPSERVE_MAX_RUNING", "1")
+    monkeypatch.setenv("TPSERVE_MAX_RUNNING_REQUESTS", "9")
+    monkeypatch.setenv("TPSERVE_MAX_RUNING_REQUESTS", "1")
     done = run_cli("launch", model, "--config", str(file), "--max-running-requests", "5", "--dry-run", "--json")
     config = json.loads(done.stdout)["config"]
     assert (config["tp"], config["page_size"], config["max_running_requests"]) == (3, 32, 5)
-    assert done.stderr == "warning: TPSERVE_MAX_RUNING sets nothing; did you mean TPSERVE_MAX_RUNNING?\n"
+    assert (
+        done.stderr == "warning: TPSERVE_MAX_RUNING_REQUESTS sets nothing; did you mean TPSERVE_MAX_RUNNING_REQUESTS?\n"
+    )
 
 
 @pytest.mark.parametrize(
