@@ -59,16 +59,14 @@ class Capacity:
         request.length = holding.shared * self._page_size
         held = self.pages(request.known)
         self.pool.grow(holding, held - holding.shared)
+        request.room = held * self._page_size
         self.promised += self.pages(request.reserve) - held
-
-    def is_full(self, request: Request) -> bool:
-        """Whether a running request needs a page before its next token can be computed."""
-        return request.length == len(_pages(request)) * self._page_size
 
     def grow(self, request: Request) -> int:
         """Give a running request one more page: this. The caller has seen that one is available."""
         assert request.holding is not None
         (page,) = self.pool.grow(request.holding, 1)
+        request.room += self._page_size
         self.promised -= 1
         return page
 
@@ -95,7 +93,8 @@ class Capacity:
         self.promised -= self.pages(request.reserve) - len(request.holding.pages)
         self.pool.release(request.holding, request.tokens[: request.length].tobytes())
         self._slots.free(request.slot)
-        request.slot, request.length, request.known, request.holding = NO_SLOT, 0, 0, None
+        request.slot, request.holding = NO_SLOT, None
+        request.known = request.length = request.room = 0
 
     def check_counts(self, running: Collection[Request]) -> None:
         """Assert that the numbers of pages free, cached and held by ``running`` add up."""
@@ -106,10 +105,7 @@ class Capacity:
         holdings = [request.holding for request in running if request.holding is not None]
         self.pool.check(holdings)
         self._slots.check(request.slot for request in running)
-        promised = sum(self.pages(request.reserve) - len(_pages(request)) for request in running)
+        promised = sum(self.pages(request.reserve) - request.room // self._page_size for request in running)
         assert self.promised == promised, f"{self.promised} pages promised, {promised} expected"
-
-
-def _pages(request: Request) -> list[int]:
-    assert request.holding is not None, f"request {request.uid} holds no pages"
-    return request.holding.pages
+        rooms = [len(holding.pages) * self._page_size for holding in holdings]
+        assert rooms == [request.room for request in running], "a request's pages have not the room that it counts on"

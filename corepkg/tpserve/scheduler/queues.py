@@ -35,6 +35,7 @@ class Request(msgspec.Struct, eq=False):
         stops: tokens that end it earlier.
         known: how many of ``tokens`` there were when it was admitted; once all are computed, it decodes.
         length: how many positions have been computed, or are being computed.
+        room: how many its pages have room for.
         slot: its row in the engine's tables.
         holding: its pages.
         peeked: what was last found out about its cached prefix while it waits; see Capacity.peek.
@@ -53,6 +54,7 @@ class Request(msgspec.Struct, eq=False):
     stops: tuple[int, ...]
     known: int = 0
     length: int = 0
+    room: int = 0
     slot: int = NO_SLOT
     holding: Holding | None = None
     peeked: tuple[int, int, int] = (-1, 0, 0)

@@ -222,7 +222,7 @@ class Scheduler:
     # The plan.
 
     def _plan(self, batch: Batch) -> None:
-        full = [request for request in self.queues.decoding.values() if self.capacity.is_full(request)]
+        full = [request for request in self.queues.decoding.values() if request.length == request.room]
         plan = self._ask(batch.round, len(full))
         if plan.decode:
             self._grow(full, batch)
@@ -230,8 +230,7 @@ class Scheduler:
         for prefill in plan.prefill:
             self._prefill(prefill, batch)
         batch.decode(decoding)
-        for request in decoding:
-            self._await_last_token(request)
+        self._await_last_tokens(decoding)
 
     def _ask(self, round: int, growing: int) -> Plan:
         """The policy's plan, when ``growing`` pages are wanted by those that decode."""
@@ -263,12 +262,13 @@ class Scheduler:
         self.capacity.share(request)
         if not request.pending:
             self.queues.decoding[request.uid] = request
-            self._await_last_token(request)
+            self._await_last_tokens([request])
 
-    def _await_last_token(self, request: Request) -> None:
-        """Decode no more if the token that is drawn now is the last."""
-        if request.length + 1 >= request.limit:
-            del self.queues.decoding[request.uid]
+    def _await_last_tokens(self, requests: list[Request]) -> None:
+        """Decode those no more whose token that is drawn now is the last."""
+        for request in requests:
+            if request.length + 1 >= request.limit:
+                del self.queues.decoding[request.uid]
 
     # A running request's life.
 

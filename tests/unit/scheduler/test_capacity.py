@@ -73,12 +73,10 @@ def test_a_request_grows_page_by_page(capacity):
     request = make(1, prompt=4, max_tokens=9)
     capacity.admit(request)
     assert capacity.promised == 2
-    assert not capacity.is_full(request)
-    request.length = 4
-    assert capacity.is_full(request)
+    assert request.room == 4
     assert capacity.grow(request) == 1
     assert capacity.promised == 1
-    assert not capacity.is_full(request)
+    assert request.room == 8
     capacity.check([request])
 
 
