@@ -5,13 +5,10 @@ Both engines are up the whole time and take turns, so that a drift of the machin
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from statistics import median
 from typing import Annotated, Any
 
@@ -20,6 +17,7 @@ import typer
 
 from tpserve.bench import workload
 from tpserve.bench.client import complete, summarise
+from tpserve.bench.host import about
 from tpserve.bench.server import serving
 from tpserve.bench.transformers_peer import TransformersPeer
 from tpserve.weights.source import resolve_model
@@ -28,6 +26,8 @@ __all__ = ["main"]
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
+WORKLOAD = f"{PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, greedy"
+PACKAGES = ("tpserve", "torch", "transformers")
 
 
 def main(
@@ -38,7 +38,7 @@ def main(
 ) -> None:
     """Measure start-up of the command line, one stream, and sixteen streams; print JSON."""
     folder = resolve_model("").path
-    result: dict[str, Any] = {"about": _about(), "help_seconds": _timed(repeats, _help)}
+    result: dict[str, Any] = {"about": about(PACKAGES), "workload": WORKLOAD, "help_seconds": _timed(repeats, _help)}
     server_flags = ["--dtype", dtype, "--threads", str(threads), *flags.split()]
     with serving(server_flags) as url, TransformersPeer(folder, dtype, threads) as peer:
         for streams in (1, 16):
@@ -79,16 +79,6 @@ def _timed(repeats: int, action: Callable[[], None]) -> dict[str, float]:
 
 def _help() -> None:
     subprocess.run([sys.executable, "-m", "tpserve.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL)
-
-
-def _about() -> dict[str, str]:
-    packages = ("tpserve", "torch", "transformers")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
-        "workload": f"{PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, greedy",
-        **{package: version(package) for package in packages},
-    }
 
 
 if __name__ == "__main__":
