@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tpserve.errors import TpserveError, UserError
+from tpserve.stdio import secure_streams
 from tpserve.version import __version__
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -71,6 +72,7 @@ def main() -> None:
 
     Other errors that are raised on purpose say all there is to say: exit code 1.
     """
+    secure_streams()
     try:
         app()
     except UserError as error:

@@ -26,6 +26,7 @@ from tpserve.errors import DeadlineExceeded, PeerLost, TpserveError, UserError
 from tpserve.frontend.control import ControlEvent
 from tpserve.launch.logging import set_up_logging
 from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_event, line
+from tpserve.stdio import secure_streams
 
 __all__ = ["Line", "Main"]
 
@@ -62,6 +63,8 @@ Main = Callable[[Line, msgspec.Raw], None]
 
 def main() -> None:
     """Become what the first line of standard input says."""
+    secure_streams()
+    sys.stdout = sys.stderr  # as their descriptors are the same
     _die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines = _lines(_take_stdin())
@@ -131,7 +134,7 @@ def _leave_failed(link: Line, error: BaseException) -> NoReturn:
     logger.debug("failed", exc_info=error)
     link.report(failed)
     logging.shutdown()
-    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(1)
 
 

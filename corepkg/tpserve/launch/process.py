@@ -20,6 +20,7 @@ import msgspec
 
 from tpserve.frontend.control import ControlEvent
 from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_status, line
+from tpserve.stdio import open_descriptors
 
 __all__ = ["Child", "Exited", "Happening", "Said", "Signalled", "Start", "Watch"]
 
@@ -57,6 +58,7 @@ class Child:
         self.name = start.spec.name
         self.exit_code: int | None = None
         self.failure: Failed | None = None
+        open_descriptors()
         self.status_fd, status_end = os.pipe()
         spec = msgspec.structs.replace(
             start.spec,
