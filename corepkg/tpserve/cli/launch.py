@@ -88,7 +88,8 @@ def launch(
         int | None, _flag("max_running_requests", CAPACITY, "Most requests in a batch.")
     ] = None,
     max_step_tokens: Annotated[
-        int | None, _flag("max_step_tokens", CAPACITY, "Most tokens that one step computes.")
+        int | None,
+        _flag("max_step_tokens", CAPACITY, "Most tokens that one step computes; 0: what suits device and model."),
     ] = None,
     chunked_prefill_size: Annotated[
         int | None,

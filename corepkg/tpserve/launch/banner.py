@@ -41,6 +41,7 @@ def describe(plan: Plan) -> list[Row]:
         *((what, part.name, _why(part)) if part else (what, "none", without) for what, part, without in parts),
         ("device", ", ".join(dict.fromkeys(place.device for place in composition.places)), composition.device.reason),
         ("dtype", composition.dtype, composition.dtype_reason),
+        ("step", f"{composition.step_tokens:,} tokens", composition.step_reason),
         ("threads", str(composition.places[0].threads), _cores(composition)),
     ]
 

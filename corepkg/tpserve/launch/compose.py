@@ -31,6 +31,13 @@ KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
+CUDA_STEP_TOKENS = 8192
+CPU_STEP_TOKENS = (128, 1024)
+"""The most tokens of a step unless ``max_step_tokens`` says otherwise; on the CPU the least and the most of that."""
+
+CPU_STEP_WORK = 6e10
+"""Multiply-adds of a step on the CPU: about a second on two cores. A server that stops waits for its last steps."""
+
 DEFAULTS = {"policy": ServeConfig().policy}
 """Kinds whose default is a name and not auto."""
 
@@ -72,6 +79,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         dtype_reason: why that.
         partitions: each rank's share of the model.
         places: where each rank runs.
+        step_tokens: the most tokens that one step computes.
+        step_reason: why so many.
     """
 
     transport: Part | None
@@ -86,6 +95,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     dtype_reason: str
     partitions: list[Partition]
     places: list[Place]
+    step_tokens: int
+    step_reason: str
 
 
 def resolve(
@@ -111,6 +122,7 @@ def resolve(
     partitions = [Partition.of(model, config.tp, rank) for rank in range(config.tp)]
     device = choose_device(config.device, config.base_device + (config.tp - 1) * config.device_step + 1, accelerators)
     dtype, dtype_reason = _dtype(config, model, device)
+    step_tokens, step_reason = _step_tokens(config, model, device)
     several = config.tp > 1
     kernels = KERNELS[device.type]
     fits_attention = partial(check_attention, config, model, device, dtype)
@@ -130,6 +142,8 @@ def resolve(
         dtype_reason=dtype_reason,
         partitions=partitions,
         places=place_ranks(config, device.type),
+        step_tokens=step_tokens,
+        step_reason=step_reason,
     )
 
 
@@ -218,3 +232,15 @@ def _dtype(config: ServeConfig, model: ModelConfig, device: Device) -> tuple[str
     if model.dtype == "float16":
         return "float32", "auto: float16 is slow and coarse on the CPU"
     return model.dtype, "auto: as the model is stored"
+
+
+def _step_tokens(config: ServeConfig, model: ModelConfig, device: Device) -> tuple[int, str]:
+    if config.max_step_tokens:
+        return config.max_step_tokens, "asked for"
+    if device.type == "cuda":
+        return CUDA_STEP_TOKENS, "auto: on CUDA"
+    least, most = CPU_STEP_TOKENS
+    heads = 2 * (model.q_heads + model.kv_heads) * model.head_dim
+    weights = model.layers * model.hidden * (heads + 3 * model.intermediate)
+    power_of_two = 1 << int(CPU_STEP_WORK / weights).bit_length() >> 1
+    return min(max(power_of_two, least), most), "auto: about a second on the CPU"

@@ -90,7 +90,7 @@ def compose_rank(
         resources.callback(source.close)
         budget = Budget(
             running=post.config.max_running_requests,
-            step_tokens=post.config.max_step_tokens,
+            step_tokens=post.composition.step_tokens,
             chunk=post.config.chunked_prefill_size,
             cache=post.config.cache == "radix",
             overlap=post.config.overlap,

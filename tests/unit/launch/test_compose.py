@@ -233,3 +233,21 @@ def test_device() -> None:
 
 def test_a_part_is_loaded_with_its_options_bound() -> None:
     assert isinstance(load_part(composed().policy)(), FcfsPolicy)
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings", "accelerators", "tokens", "reason"),
+    [
+        (30, {}, NONE, 512, "auto: about a second on the CPU"),
+        (2, {}, NONE, 1024, "auto: about a second on the CPU"),
+        (3000, {}, NONE, 128, "auto: about a second on the CPU"),
+        (300_000, {}, NONE, 128, "auto: about a second on the CPU"),
+        (30, {"max_step_tokens": 8192}, NONE, 8192, "asked for"),
+        (30, {}, TWO, 8192, "auto: on CUDA"),
+    ],
+)
+def test_a_step_on_the_cpu_is_short_enough_to_wait_for(
+    layers: int, settings: dict[str, Any], accelerators: Accelerators, tokens: int, reason: str
+) -> None:
+    found = composed(accelerators, model=changed(layers=layers), **settings)
+    assert (found.step_tokens, found.step_reason) == (tokens, reason)
