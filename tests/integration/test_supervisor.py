@@ -165,13 +165,23 @@ def test_a_signal_while_starting_stops_at_once(start: Any) -> None:
     assert server.left() == []
 
 
-def test_a_process_that_does_not_leave_is_killed(start: Any) -> None:
-    server = start({"rank1": {"*": {"leaving": "hang-deaf"}}}, drain=0, leave=0.5)
+@pytest.mark.parametrize(
+    ("leaving", "exit_code", "said"),
+    [
+        ("hang-deaf", 0, "did not leave: rank1"),
+        ("peer-lost", 0, "rank1 failed: PeerLost: the peer has gone"),
+        ("crash", 1, "rank1 failed: ZeroDivisionError: a crash on purpose"),
+    ],
+)
+def test_when_all_clients_are_served_only_a_crash_spoils_the_end(
+    start: Any, leaving: str, exit_code: int, said: str
+) -> None:
+    server = start({"rank1": {"*": {"leaving": leaving}}}, drain=0, leave=0.5)
     server.await_ready()
     server.process.send_signal(signal.SIGTERM)
     code, log = server.end()
-    assert code == 1
-    assert "did not leave: rank1" in log
+    assert code == exit_code, log
+    assert said in log
 
 
 def test_kill_9_leaves_no_process_and_the_next_start_sweeps(start: Any) -> None:

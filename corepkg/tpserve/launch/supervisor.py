@@ -274,10 +274,19 @@ class Supervisor:
             happening = self._watch.next(deadline)
             if isinstance(happening, Signalled):
                 raise Stopped(happening.signum)
-            trouble = trouble_of(happening) if happening else Trouble(f"did not leave: {self._names()}")
-            if trouble is not None and not _left_in_order(happening):
+            if isinstance(happening, Said) or _left_in_order(happening):
+                continue
+            trouble = trouble_of(happening) if happening else Trouble(f"did not leave: {self._names()}", None, 2)
+            assert trouble is not None
+            if trouble.weight < 2:
                 logger.error("%s", trouble.summary)
                 return 1
+            logger.warning("%s", trouble.summary)
+            if happening is None:
+                break
+        if self._api.exit_code != 0:
+            return 1
+        # Whoever is left computes a long step, for nobody: when the api process leaves, all clients have been told.
         logger.info("stopped")
         return 0
 
