@@ -5,7 +5,7 @@ from __future__ import annotations
 from tpserve.errors import RequestError
 from tpserve.step import EngineLimits
 
-__all__ = ["fit"]
+__all__ = ["check_length", "fit"]
 
 
 def fit(tokens: list[int], max_tokens: int | None, limits: EngineLimits, field: str) -> int:
@@ -25,18 +25,7 @@ def fit(tokens: list[int], max_tokens: int | None, limits: EngineLimits, field: 
         raise RequestError("the prompt is empty", field)
     if not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
         raise RequestError(f"token ids must be from 0 to {limits.vocab_size - 1}", field)
-    if len(tokens) >= limits.max_context:
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens; the context holds {limits.max_context}, output included",
-            field,
-            "context_length_exceeded",
-        )
-    if len(tokens) >= pool:
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens; the KV pool holds {pool}, output included",
-            field,
-            "kv_pool_exceeded",
-        )
+    check_length(len(tokens), limits, field)
     room = min(limits.max_context, pool) - len(tokens)
     if max_tokens is None:
         return room
@@ -50,3 +39,25 @@ def fit(tokens: list[int], max_tokens: int | None, limits: EngineLimits, field: 
             code,
         )
     return max_tokens
+
+
+def check_length(tokens: int, limits: EngineLimits, field: str, qualified: str = "") -> None:
+    """Check the length of a prompt alone.
+
+    Args:
+        tokens: how many it has.
+        limits: what the engine has.
+        field: names the prompt in errors.
+        qualified: what stands before the number in errors.
+
+    Raises:
+        RequestError: it does not fit.
+    """
+    rooms = (
+        ("context", limits.max_context, "context_length_exceeded"),
+        ("KV pool", limits.pages * limits.page_size, "kv_pool_exceeded"),
+    )
+    for name, room, code in rooms:
+        if tokens >= room:
+            count = f"{qualified}{tokens} token{'' if tokens == 1 else 's'}"
+            raise RequestError(f"the prompt has {count}; the {name} holds {room}, output included", field, code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, decoders
 
 from tpserve.errors import ModelError, RequestError
 from tpserve.frontend.chat_template import ChatTemplate
+from tpserve.frontend.coverage import Coverage
 from tpserve.frontend.detokenize import ByteStream, StreamDecoder, TokenBytes, WindowStream
 
 __all__ = ["TextCodec"]
@@ -55,14 +57,22 @@ class TextCodec:
         special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
         return cls(tokenizer, ChatTemplate(source, special_tokens) if source else None)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with the special tokens that the model puts around one."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, with the special tokens that the model puts around one unless it has them already."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+
+    def least_tokens(self, text: str) -> int:
+        """A text has at least so many tokens: far fewer than it really has, but told at once."""
+        return self._coverage.least_tokens(text)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], time: float | None = None, /, **args: Any
     ) -> list[int]:
-        """The tokens of a conversation, up to where the assistant's answer begins.
+        """The tokens of a conversation; as :meth:`render`."""
+        return self.encode(self.render(messages, time, **args), special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], time: float | None = None, /, **args: Any) -> str:
+        """The text of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: objects with a role, a content and whatever else the template reads.
@@ -74,8 +84,11 @@ class TextCodec:
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        text = self._template.render(messages, args, time)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._template.render(messages, args, time)
+
+    @cached_property
+    def _coverage(self) -> Coverage:
+        return Coverage(self._tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

@@ -11,6 +11,7 @@ from tpserve.api import PipeReceiver, PipeSender
 from tpserve.envelope import Opener, Sealer
 from tpserve.errors import RequestError
 from tpserve.frontend.fit import fit
+from tpserve.frontend.prompt import encode_prompt
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import (
     ChatPrompt,
@@ -96,14 +97,9 @@ class _Worker:
             self._forward(request)
 
     def _tokenize(self, message: Tokenize) -> Generate:
-        prompt = message.prompt
-        if isinstance(prompt, ChatPrompt):
-            tokens = self._codec.encode_chat(prompt.messages, prompt.time, **prompt.template_args)
-        elif isinstance(prompt, str):
-            tokens = self._codec.encode(prompt)
-        else:
-            tokens = prompt
-        max_tokens = fit(tokens, message.params.max_tokens, self._limits, _field(message))
+        prompt, field = message.prompt, _field(message)
+        tokens = prompt if isinstance(prompt, list) else encode_prompt(self._codec, prompt, self._limits, field)
+        max_tokens = fit(tokens, message.params.max_tokens, self._limits, field)
         params = replace(message.params, max_tokens=max_tokens)
         return Generate(message.uid, pack_ids(tokens), params, pack_ids(message.output_ids), message.priority)
 

@@ -18,6 +18,7 @@ from msgspec.structs import asdict, replace
 
 from tpserve.errors import RequestError
 from tpserve.frontend.fit import fit
+from tpserve.frontend.prompt import encode_prompt
 from tpserve.messages import GREEDY_BELOW, Abort, ChatPrompt, Generate, SamplingParams
 from tpserve.offline.answers import Answer, Completion
 from tpserve.offline.running import start_engine
@@ -154,11 +155,8 @@ class LLM:
         return Generate(next(self._uids), pack_ids(tokens), replace(checked, max_tokens=max_tokens, seed=seed))
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        codec = self._engine.codec
-        if isinstance(prompt, str):
-            return codec.encode(prompt)
-        if isinstance(prompt, ChatPrompt):
-            return codec.encode_chat(prompt.messages, prompt.time, **prompt.template_args)
+        if isinstance(prompt, str | ChatPrompt):
+            return encode_prompt(self._engine.codec, prompt, self._engine.limits, "prompt")
         try:
             return msgspec.convert(prompt, list[int])
         except msgspec.ValidationError as error:

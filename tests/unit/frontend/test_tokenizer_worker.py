@@ -119,8 +119,15 @@ class PanicError(BaseException):
 
 
 class Panicking(TextCodec):
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         raise PanicError("index out of bounds")
+
+
+@pytest.mark.parametrize("prompt", ["x" * 4000, ChatPrompt([{"role": "user", "content": "x" * 4000}])])
+def test_does_not_tokenize_what_cannot_fit(folder: Any, prompt: Any) -> None:
+    _, refused = tokenize(Panicking.from_folder(folder), Tokenize(1, prompt, PARAMS))
+    assert refused[0].code == "context_length_exceeded"
+    assert "at least " in refused[0].message
 
 
 def test_survives_a_panic_of_the_tokenizer_and_logs_it(folder: Any, caplog: pytest.LogCaptureFixture) -> None:

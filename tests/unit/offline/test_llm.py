@@ -144,7 +144,7 @@ def test_an_interrupted_call_leaves_an_engine_that_works(make_llm):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        llm.generate([[5], [6]], [GREEDY, SamplingParams(max_tokens=100)], progress=interrupt)
+        llm.generate([[5], [6]], [GREEDY, SamplingParams(max_tokens=100, ignore_eos=True)], progress=interrupt)
     assert engine.seen[-1] == Abort(1)
     assert len(llm.generate([[5]], GREEDY)) == 1
 
