@@ -57,7 +57,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_messages_per_round: most messages that one round takes.
         max_round_bytes: a round stops taking messages at this many bytes.
         heartbeat: seconds between signs of life of an idle leader; less than ``watchdog``.
-        watchdog: seconds of silence after which a rank gives up.
+        watchdog: seconds of silence after which a process counts as dead; longer than any step.
         startup_timeout: seconds until the server must be ready.
         drain_timeout: seconds that a stopping server gives running requests.
         max_restarts: how often processes that died are started again before the server gives up.

@@ -42,17 +42,17 @@ def member(line: Line, payload: msgspec.Raw) -> None:
     """One of the group; how it behaves is in the payload."""
     wanted: dict[str, Any] = msgspec.json.decode(payload)
     directory = Path(wanted["directory"])
-    _behave(wanted["loading"], directory)
+    _behave(wanted["loading"], line, directory)
     line.report(Progress(1, 1))
     line.report(Ready(LIMITS if wanted["limits"] else None))
     while not (directory / "leave").exists():
         if (directory / "trigger").exists():
-            _behave(wanted["serving"], directory)
+            _behave(wanted["serving"], line, directory)
         time.sleep(0.02)
-    _behave(wanted["leaving"], directory)
+    _behave(wanted["leaving"], line, directory)
 
 
-def _behave(behaviour: str, directory: Path) -> None:
+def _behave(behaviour: str, line: Line, directory: Path) -> None:
     match behaviour:
         case "":
             pass
@@ -65,6 +65,14 @@ def _behave(behaviour: str, directory: Path) -> None:
         case "killed":
             time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stuck":
+            assert line.pulse is not None
+            line.pulse.work()
+            time.sleep(3600)
+        case "slow":
+            assert line.pulse is not None
+            line.pulse.work()
+            time.sleep(0.05)
         case "hang":
             time.sleep(3600)
         case "hang-deaf":

@@ -184,6 +184,42 @@ def test_when_all_clients_are_served_only_a_crash_spoils_the_end(
     assert said in log
 
 
+@pytest.mark.parametrize("name", ["rank0", "tokenizer0", "api"])
+def test_a_process_that_is_stopped_is_as_good_as_dead(start: Any, name: str) -> None:
+    server = start(watchdog=1.0)
+    server.await_ready()
+    server.look()[name].suspend()
+    server.await_ready()
+    server.process.send_signal(signal.SIGTERM)
+    code, log = server.end()
+    assert code == 0
+    assert f"{name} has not answered for 1 s" in log
+
+
+def test_a_main_loop_that_turns_no_more_is_noticed(start: Any) -> None:
+    server = start({"rank1": {"1": {"serving": "stuck"}}}, watchdog=1.0)
+    server.await_ready()
+    server.trigger()
+    server.await_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert "rank1 has not answered for 1 s" in server.end()[1]
+
+
+def test_nobody_is_blamed_while_the_supervisor_is_stopped_or_for_work_that_goes_on(start: Any) -> None:
+    server = start({"rank1": {"1": {"serving": "slow"}}}, watchdog=3.0)
+    server.await_ready()
+    server.trigger()
+    supervisor = psutil.Process(server.process.pid)
+    supervisor.suspend()
+    time.sleep(4.0)
+    supervisor.resume()
+    time.sleep(1.0)
+    server.process.send_signal(signal.SIGTERM)
+    code, log = server.end()
+    assert code == 0
+    assert "has not answered" not in log
+
+
 def test_kill_9_leaves_no_process_and_the_next_start_sweeps(start: Any) -> None:
     server = start({"rank1": {"*": {"serving": "hang-deaf"}}})
     server.await_ready()

@@ -136,7 +136,7 @@ def launch(
         float | None, _flag("drain_timeout", TIMES, "What a stopping server gives running requests.")
     ] = None,
     heartbeat: Annotated[float | None, _flag("heartbeat", TIMES, "Between signs of life of an idle leader.")] = None,
-    watchdog: Annotated[float | None, _flag("watchdog", TIMES, "Silence after which a rank gives up.")] = None,
+    watchdog: Annotated[float | None, _flag("watchdog", TIMES, "Silence after which a process counts as dead.")] = None,
     record: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Record all that is decided, for tpserve replay.", rich_help_panel=PROCESSES),

@@ -17,7 +17,7 @@ import msgspec
 from tpserve.api import PipeReceiver, PipeSender
 from tpserve.step import EngineLimits
 
-__all__ = ["Control", "ControlEvent", "DownEvent", "Links", "OpenLinks", "ServeEvent", "StopEvent"]
+__all__ = ["Control", "ControlEvent", "DownEvent", "Links", "OpenLinks", "PingEvent", "ServeEvent", "StopEvent"]
 
 
 class ServeEvent(msgspec.Struct, frozen=True, tag="serve"):
@@ -49,7 +49,11 @@ class StopEvent(msgspec.Struct, frozen=True, tag="stop"):
     """
 
 
-ControlEvent = ServeEvent | DownEvent | StopEvent
+class PingEvent(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer, if you still can."""
+
+
+ControlEvent = ServeEvent | DownEvent | StopEvent | PingEvent
 
 
 class Control(Protocol):
@@ -57,6 +61,9 @@ class Control(Protocol):
 
     def receive(self) -> ControlEvent:
         """Wait for the next event; called from one thread of its own, until a StopEvent."""
+
+    def alive(self) -> None:
+        """The answer to a PingEvent, called by the loop that does all the work."""
 
     def serving(self) -> None:
         """The warm-up has come back: /health is 200 from now on."""

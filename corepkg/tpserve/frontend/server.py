@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from tpserve.config import ServeConfig
 from tpserve.errors import RequestError, TransportError
 from tpserve.frontend.app import build_app
-from tpserve.frontend.control import Control, ControlEvent, DownEvent, OpenLinks, StopEvent
+from tpserve.frontend.control import Control, DownEvent, OpenLinks, PingEvent, ServeEvent, StopEvent
 from tpserve.frontend.exchange import Exchange, Unavailable
 from tpserve.frontend.links import Connection
 from tpserve.frontend.metrics import Metrics
@@ -85,15 +85,18 @@ class _ApiProcess:
             await self._stop()
             http.should_exit = True
 
-    def _listen(self) -> asyncio.Queue[ControlEvent]:
-        events: asyncio.Queue[ControlEvent] = asyncio.Queue()
+    def _listen(self) -> asyncio.Queue[ServeEvent | DownEvent | StopEvent]:
+        events: asyncio.Queue[ServeEvent | DownEvent | StopEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def forward() -> None:
             event = None
             while not isinstance(event, StopEvent):
                 event = self._control.receive()
-                loop.call_soon_threadsafe(events.put_nowait, event)
+                if isinstance(event, PingEvent):
+                    loop.call_soon_threadsafe(self._control.alive)
+                else:
+                    loop.call_soon_threadsafe(events.put_nowait, event)
 
         Thread(target=forward, name="control", daemon=True).start()
         return events

@@ -23,9 +23,10 @@ from typing import NoReturn
 import msgspec
 
 from tpserve.errors import DeadlineExceeded, PeerLost, TpserveError, UserError
-from tpserve.frontend.control import ControlEvent
+from tpserve.frontend.control import ControlEvent, PingEvent
 from tpserve.launch.logging import set_up_logging
-from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_event, line
+from tpserve.launch.protocol import Alive, ChildSpec, Failed, Status, decode_event, line
+from tpserve.launch.pulse import Pulse
 from tpserve.stdio import secure_streams
 
 __all__ = ["Line", "Main"]
@@ -36,9 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 class Line:
-    """A child's line to its supervisor."""
+    """A child's line to its supervisor.
+
+    Attributes:
+        pulse: of the main loop; pings are answered while it beats. None: they are received like other events.
+    """
 
     def __init__(self, status_fd: int) -> None:
+        self.pulse: Pulse | None = Pulse()
         self._status_fd = status_fd
         self._events: SimpleQueue[ControlEvent] = SimpleQueue()
 
@@ -53,7 +59,11 @@ class Line:
     def listen(self, lines: Iterator[bytes]) -> None:
         """Queue events as they come; when they end, the supervisor is gone, and this process leaves at once."""
         for text in lines:
-            self._events.put(decode_event(text))
+            event = decode_event(text)
+            if not isinstance(event, PingEvent) or self.pulse is None:
+                self._events.put(event)
+            elif self.pulse.beats():
+                self.report(Alive())
         os._exit(1)
 
 

@@ -11,6 +11,7 @@ from tpserve.frontend.control import ControlEvent
 from tpserve.step import EngineLimits
 
 __all__ = [
+    "Alive",
     "ChildSpec",
     "Failed",
     "Progress",
@@ -98,7 +99,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     is_consequence: bool = False
 
 
-Status = Progress | Ready | Serving | Stuck | Failed
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The answer to a ping: the main loop waits for work, or gets on with it."""
+
+
+Status = Progress | Ready | Serving | Stuck | Failed | Alive
 
 _events = msgspec.json.Decoder(ControlEvent)
 _statuses = msgspec.json.Decoder(Status)

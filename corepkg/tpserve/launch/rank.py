@@ -15,6 +15,7 @@ from tpserve.api import Comm, CommContext, FanoutSender, PipeReceiver
 from tpserve.launch.compose import Part, load_part
 from tpserve.launch.links import join_fanout, join_sync
 from tpserve.launch.post import Post
+from tpserve.launch.pulse import Pulse, PulsingSource
 from tpserve.launch.recording import header_of, record_path
 from tpserve.models.config import ModelConfig
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
@@ -61,6 +62,7 @@ class Rank:
 
 def compose_rank(
     post: Post,
+    pulse: Pulse | None = None,
     *,
     intake: Intake | None = None,
     replies: ReplySink | None = None,
@@ -70,6 +72,7 @@ def compose_rank(
 
     Args:
         post: who this is, and among whom.
+        pulse: gets the turns of the rank's loop; None where nobody asks for them.
         intake: the leader's messages; None on followers.
         replies: where the leader's outputs go; None on followers.
         progress: called while weights are loaded with the bytes done and their total.
@@ -88,6 +91,8 @@ def compose_rank(
         resources.callback(engine.close)
         source = _build_source(post, intake, log, resources, deadline)
         resources.callback(source.close)
+        if pulse is not None:
+            source = PulsingSource(source, pulse)
         budget = Budget(
             running=post.config.max_running_requests,
             step_tokens=post.composition.step_tokens,

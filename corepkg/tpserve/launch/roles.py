@@ -11,13 +11,14 @@ from threading import Thread
 
 import msgspec
 
-from tpserve.api import PipeSender, Transport
+from tpserve.api import PipeReceiver, PipeSender, Transport
 from tpserve.frontend.control import ControlEvent, Links, ServeEvent
 from tpserve.launch.child import Line
 from tpserve.launch.compose import Composition, load_part
 from tpserve.launch.layout import Layout
 from tpserve.launch.post import ApiPost, Post, read_post
-from tpserve.launch.protocol import Progress, Ready, Serving, Stuck
+from tpserve.launch.protocol import Alive, Progress, Ready, Serving, Stuck
+from tpserve.launch.pulse import PulsingReceiver
 from tpserve.launch.rank import Rank, compose_rank
 from tpserve.scheduler.digest import dump_path
 from tpserve.scheduler.replies import PipeReplies
@@ -33,6 +34,7 @@ def api(line: Line, payload: msgspec.Raw) -> None:
     """Serve HTTP, over the links of one generation after the other."""
     from tpserve.frontend.server import serve
 
+    line.pulse = None
     own = read_post(payload, ApiPost)
     post = own.post
     transport = _make_pipes(post)
@@ -62,6 +64,10 @@ class ApiControl:
             self._generation = event.generation
         return event
 
+    def alive(self) -> None:
+        """The event loop turns."""
+        self._line.report(Alive())
+
     def serving(self) -> None:
         """The warm-up has come back."""
         self._line.report(Serving(self._generation))
@@ -78,7 +84,7 @@ def tokenizer(line: Line, payload: msgspec.Raw) -> None:
 
     post = read_post(payload, Post)
     transport = _make_pipes(post)
-    receiver = transport.pipe_receiver(post.layout.to_tokenizer(post.index))
+    receiver = _make_inbox(line, transport, post.layout.to_tokenizer(post.index))
     codec = TextCodec.from_folder(post.model.path)
     to_rank = _connect(post, transport, post.layout.to_rank0)
     line.report(Ready())
@@ -95,7 +101,7 @@ def detokenizer(line: Line, payload: msgspec.Raw) -> None:
 
     post = read_post(payload, Post)
     transport = _make_pipes(post)
-    receiver = transport.pipe_receiver(post.layout.to_detokenizer(post.index))
+    receiver = _make_inbox(line, transport, post.layout.to_detokenizer(post.index))
     codec = TextCodec.from_folder(post.model.path)
     line.report(Ready())
     _await_serve(line)
@@ -108,7 +114,7 @@ def rank(line: Line, payload: msgspec.Raw) -> None:
     """Run one rank until the Shutdown; rank 0 of a server takes messages and replies, all others follow."""
     post = read_post(payload, Post)
     if post.index > 0:
-        with compose_rank(post) as follower:
+        with compose_rank(post, line.pulse) as follower:
             _run(line, post, follower)
         return
     transport = _make_pipes(post)
@@ -120,7 +126,7 @@ def rank(line: Line, payload: msgspec.Raw) -> None:
         line.report(Progress(done, total))
 
     replies = PipeReplies(pipes, post.config.watchdog)
-    with compose_rank(post, intake=intake, replies=replies, progress=show) as leader:
+    with compose_rank(post, line.pulse, intake=intake, replies=replies, progress=show) as leader:
         _run(line, post, leader)
     transport.close()
 
@@ -167,6 +173,11 @@ def _make_pipes(post: Post) -> Transport:
     assert post.composition.pipes is not None
     transport: Transport = load_part(post.composition.pipes)()
     return transport
+
+
+def _make_inbox(line: Line, transport: Transport, address: str) -> PipeReceiver:
+    assert line.pulse is not None
+    return PulsingReceiver(transport.pipe_receiver(address), line.pulse)
 
 
 def _connect(post: Post, transport: Transport, address: str) -> PipeSender:

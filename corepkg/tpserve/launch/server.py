@@ -42,7 +42,10 @@ def launch(config: ServeConfig) -> int:
         with closing(Banner(_url(config.host, sock))) as banner, RunDir.create() as run_dir:
             banner.composition(describe(plan))
             patience = Patience(
-                startup=config.startup_timeout, drain=config.drain_timeout, restarts=config.max_restarts
+                startup=config.startup_timeout,
+                drain=config.drain_timeout,
+                restarts=config.max_restarts,
+                watchdog=config.watchdog,
             )
             return Supervisor(ServerCast(plan, run_dir.path, sock), run_dir.path, patience, banner).run()
 

@@ -22,8 +22,9 @@ from tpserve.errors import LaunchError
 from tpserve.frontend.control import DownEvent, ServeEvent, StopEvent
 from tpserve.launch.layout import Layout
 from tpserve.launch.process import Child, Exited, Happening, Said, Signalled, Start, Watch
-from tpserve.launch.protocol import Progress, Ready, Serving, Status, Stuck
+from tpserve.launch.protocol import Alive, Progress, Ready, Serving, Status, Stuck
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
+from tpserve.launch.vigil import Vigil
 from tpserve.scheduler import digest
 from tpserve.step import EngineLimits
 
@@ -66,6 +67,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         restarts: how often a dead group is started again before the server gives up.
         backoff: before the first restart; doubles with each, up to ``longest_backoff``.
         longest_backoff: between restarts.
+        watchdog: how long a process that serves may leave pings unanswered.
         stable: a group that has served for so long makes earlier failures forgotten.
     """
 
@@ -76,6 +78,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 3
     backoff: float = 0.5
     longest_backoff: float = 10.0
+    watchdog: float = 30.0
     stable: float = 300.0
 
 
@@ -191,8 +194,22 @@ class Supervisor:
             _check_not_stuck(status, generation)
 
     def _serve(self, generation: int) -> NoReturn:
+        assert self._api is not None
+        vigil = Vigil([*self._group, self._api], self._patience.watchdog)
         while True:
-            _check_not_stuck(self._next(math.inf, []).status, generation)
+            happening = self._watch.next(vigil.due)
+            if happening is None:
+                self._give_up_on(vigil.ping())
+                continue
+            said = _heed(happening)
+            if isinstance(said.status, Alive):
+                vigil.heard(said.child)
+            _check_not_stuck(said.status, generation)
+
+    def _give_up_on(self, silent: Child | None) -> None:
+        if silent is not None:
+            self._watch.end([silent], grace=0.0)
+            raise Trouble(f"{silent.name} has not answered for {self._patience.watchdog:g} s", None, 0)
 
     def _next(self, deadline: float, waiting: list[Child]) -> Said:
         """What a child says next.
@@ -205,13 +222,7 @@ class Supervisor:
         if happening is None:
             names = ", ".join(child.name for child in waiting)
             raise Trouble(f"not ready within {self._patience.startup:g} s: {names}")
-        if isinstance(happening, Signalled):
-            raise Stopped(happening.signum)
-        trouble = trouble_of(happening)
-        if trouble is not None:
-            raise trouble
-        assert isinstance(happening, Said)
-        return happening
+        return _heed(happening)
 
     def _settle(self, sign: Trouble) -> Trouble:
         """Tell clients, then look for a moment whether something else went wrong first."""
@@ -298,6 +309,17 @@ def _signals() -> list[signal.Signals]:
     """What stops a server: not a hangup under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def _heed(happening: Happening) -> Said:
+    """What a child says, unless something else has happened: that is raised as Stopped or Trouble."""
+    if isinstance(happening, Signalled):
+        raise Stopped(happening.signum)
+    trouble = trouble_of(happening)
+    if trouble is not None:
+        raise trouble
+    assert isinstance(happening, Said)
+    return happening
 
 
 def _check_not_stuck(status: Status, generation: int) -> None:

@@ -20,7 +20,7 @@ from tpserve.api import NoOptions, PipeReceiver, PipeSender
 from tpserve.config import ServeConfig
 from tpserve.envelope import Opener, Sealer
 from tpserve.errors import Closed, PeerLost
-from tpserve.frontend.control import ControlEvent, DownEvent, Links, ServeEvent, StopEvent
+from tpserve.frontend.control import ControlEvent, DownEvent, Links, PingEvent, ServeEvent, StopEvent
 from tpserve.frontend.detokenizer_worker import run_detokenizer
 from tpserve.frontend.server import serve
 from tpserve.frontend.text import TextCodec
@@ -218,6 +218,11 @@ class FakeServer:
         """Send the api process something that no tokenizer or detokenizer would."""
         self._transport.pipe_sender("api").send(frame, math.inf)
 
+    def ping(self) -> str:
+        """Ask the api process whether it is alive; what it says."""
+        self._events.put(PingEvent())
+        return self.reports.get(timeout=HANG)
+
     def request_stop(self) -> None:
         """Tell the api process to stop, and return at once."""
         self._events.put(StopEvent())
@@ -239,6 +244,10 @@ class FakeServer:
     def receive(self) -> ControlEvent:
         """As a Control."""
         return self._events.get()
+
+    def alive(self) -> None:
+        """As a Control."""
+        self.reports.put("alive")
 
     def serving(self) -> None:
         """As a Control."""

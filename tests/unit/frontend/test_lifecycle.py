@@ -198,3 +198,7 @@ def test_can_be_stopped_before_it_ever_served(codec: TextCodec) -> None:
     server = FakeServer(codec)
     server.wait(lambda: httpx.get(f"{server.url}/health").status_code == 503)
     server.stop()
+
+
+def test_the_event_loop_answers_pings(server: FakeServer) -> None:
+    assert server.ping() == "alive"
