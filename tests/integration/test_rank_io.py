@@ -1,4 +1,4 @@
-"""The example of ranks that do nothing but IO, with each transport and sync."""
+"""The example of ranks that do nothing but IO, with each transport between processes and each sync."""
 
 import re
 import subprocess
@@ -7,12 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from tpserve.plugins.registry import Registry
+
+OURS = ("tpserve", "tpserve-transport-zmq", "tpserve-transport-nng")
+CASES = [("zmq", "shm", 2), ("nng", "inband", 2), ("gloo", "gloo", 2), ("zmq", "inband", 3), ("nng", "shm", 1)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rank_io.py"
 
 
-@pytest.mark.parametrize(("transport", "ranks"), [("zmq", 2), ("nng", 2), ("zmq", 3), ("nng", 1)])
-def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, ranks):
-    command = [sys.executable, EXAMPLE, "--transport", transport, "--ranks", str(ranks), "--messages", "40"]
+def test_no_transport_and_no_sync_is_left_out():
+    """Third-party ones that happen to be installed have tests of their own."""
+    ours = [entry for entry in Registry.discover().entries() if entry.distribution in OURS]
+    transports = {entry.name for entry in ours if entry.kind == "transport"} - {"inproc"}
+    assert transports == {transport for transport, _, ranks in CASES if ranks > 1}
+    assert {entry.name for entry in ours if entry.kind == "sync"} == {sync for _, sync, ranks in CASES if ranks > 1}
+
+
+@pytest.mark.parametrize(("transport", "sync", "ranks"), CASES)
+def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, sync, ranks):
+    flags = ["--transport", transport, "--sync", sync, "--ranks", str(ranks), "--messages", "40"]
+    command = [sys.executable, EXAMPLE, *flags]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     shown = dict(re.fullmatch(r"rank (\d+): (.*)", line).groups() for line in ran.stdout.splitlines())

@@ -201,3 +201,15 @@ def test_a_process_that_imports_it_has_no_heavy_library(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_children_import_from_the_installation_and_not_from_the_current_folder() -> None:
+    starts = [
+        f"{file.name}: {ast.unparse(node)}"
+        for file in sorted(CORE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.List | ast.Tuple) and ast.unparse(node).lstrip("[(").startswith("sys.executable, '-")
+    ]
+    runs_modules = [start for start in starts if "'-m'" in start]
+    assert len(runs_modules) > 5
+    assert [start for start in runs_modules if "sys.executable, '-P', '-m'" not in start] == []

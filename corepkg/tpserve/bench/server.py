@@ -17,7 +17,7 @@ from tpserve.errors import LaunchError
 
 __all__ = ["composition", "serving"]
 
-LAUNCH = (sys.executable, "-m", "tpserve.cli.main", "launch")
+LAUNCH = (sys.executable, "-P", "-m", "tpserve.cli.main", "launch")
 URL = re.compile(rb"https?://[\w.\[\]:]+:\d+")
 
 

@@ -78,7 +78,7 @@ def _timed(repeats: int, action: Callable[[], None]) -> dict[str, float]:
 
 
 def _help() -> None:
-    subprocess.run([sys.executable, "-m", "tpserve.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", "-m", "tpserve.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

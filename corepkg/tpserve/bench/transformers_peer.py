@@ -50,7 +50,7 @@ class TransformersPeer:
     """
 
     def __init__(self, folder: Path, dtype: str, threads: int) -> None:
-        command = [sys.executable, "-m", "tpserve.bench.transformers_peer", str(folder), dtype, str(threads)]
+        command = [sys.executable, "-P", "-m", "tpserve.bench.transformers_peer", str(folder), dtype, str(threads)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> Measured:

@@ -164,7 +164,7 @@ def plans_elsewhere(
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    command = [sys.executable, "-m", "tpserve.testing.policy"]
+    command = [sys.executable, "-P", "-m", "tpserve.testing.policy"]
     done = subprocess.run(
         command, input=msgspec.json.encode(job), env=environ, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
     )

@@ -78,7 +78,7 @@ class Child:
         options_type = f"{type(options).__module__}:{type(options).__qualname__}"
         job = Job(role, spec.factory, options_type, msgspec.to_builtins(options), arguments)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tpserve.testing.processes"],
+            [sys.executable, "-P", "-m", "tpserve.testing.processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -76,7 +76,7 @@ def _find() -> Path | None:
 def _installer() -> list[str]:
     """The command that installs into this environment: its own pip, or uv where it was made without one."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+        return [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check"]
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable]

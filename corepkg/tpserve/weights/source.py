@@ -91,7 +91,7 @@ def _converted(source: Path, notify: Callable[[str], None]) -> Path:
 
 
 def _run_converter(source: Path, folder: Path, notify: Callable[[str], None]) -> None:
-    command = [sys.executable, "-m", "tpserve.weights.convert", "--attached", str(source), str(folder)]
+    command = [sys.executable, "-P", "-m", "tpserve.weights.convert", "--attached", str(source), str(folder)]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"

