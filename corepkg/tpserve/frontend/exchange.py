@@ -142,7 +142,7 @@ class Exchange:
         """Send what is in flight again, with the output that has come; then admit requests."""
         messages = self._flights.again()
         if messages:
-            logger.warning("sending %d requests again", len(messages))
+            logger.warning("sending %d request%s again", len(messages), "" if len(messages) == 1 else "s")
         for message in messages:
             self._post(message.uid, encode(message))
         self.closed = ""
