@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from tpserve.api.errors import FrameError
 
-__all__ = ["NO_MARK", "Window", "batches", "pack", "unpack"]
+__all__ = ["NO_MARK", "WORD", "Window", "batches", "pack", "read_mark", "unpack"]
 
 NO_MARK = 0
 OVERHEAD = 64
@@ -107,6 +107,18 @@ def unpack(header: bytes, body: bytes) -> tuple[int, list[bytes]]:
         frames.append(body[start : start + length])
         start += length
     return mark, frames
+
+
+def read_mark(message: bytes) -> int:
+    """The mark of a message that a receiver sends back, packed as WORD.
+
+    Raises:
+        FrameError: it is no mark.
+    """
+    if len(message) != WORD.size:
+        raise FrameError(f"expected a mark of {WORD.size} bytes, found {message[:32]!r}")
+    (mark,) = WORD.unpack(message)
+    return int(mark)
 
 
 def _cost(frames: Sequence[bytes]) -> int:

@@ -8,8 +8,6 @@ from tpserve_transport_nng.plugin import tpserve_transports
 
 
 class TestNng(TransportContract):
-    schemes = ("ipc", "tcp")
-
     @pytest.fixture
     def spec(self) -> TransportSpec:
         return tpserve_transports()[0]

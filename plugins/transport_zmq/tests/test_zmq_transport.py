@@ -8,8 +8,6 @@ from tpserve_transport_zmq.plugin import tpserve_transports
 
 
 class TestZmq(TransportContract):
-    schemes = ("ipc", "tcp")
-
     @pytest.fixture
     def spec(self) -> TransportSpec:
         return tpserve_transports()[0]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, unpack
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
 
@@ -77,7 +77,7 @@ class NngFanoutSender(FanoutSender):
             assert isinstance(follower, int)
             mark = self._pairs[follower].receive(deadline)
             if mark is not None:
-                self._window.returned(follower, *WORD.unpack(mark))
+                self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(
                     f"follower {follower} of {self._address} is {self._options.send_buffer} bytes behind"

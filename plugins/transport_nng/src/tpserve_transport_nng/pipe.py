@@ -14,7 +14,7 @@ import time
 import pynng
 
 from tpserve.api import DeadlineExceeded, FrameError, PipeReceiver, PipeSender
-from tpserve.api.flow import NO_MARK, WORD, Window
+from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
 
@@ -55,7 +55,7 @@ class NngPipeSender(PipeSender):
         while not self._window.has_room([frame]):
             mark = self._pair.receive(deadline)
             if mark is not None:
-                self._window.returned(RECEIVER, *WORD.unpack(mark))
+                self._window.returned(RECEIVER, read_mark(mark))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"the receiver {self._address} is {self._options.send_buffer} bytes behind")
             else:

@@ -5,6 +5,9 @@ up to 8,192 messages, whether anybody takes them or not; it keeps them when the 
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
 it pushes FILLER behind the last real message until that must have left.
 
+When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
+one end of a pair takes a single connection and turns away every other, its peer's second one included.
+
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
 
@@ -94,8 +97,10 @@ class PairSocket(Socket):
 
     def __init__(self, socket: Any, address: str, listen: bool) -> None:
         super().__init__(socket, address)
+        self._was_taken = False
         self._came = Event()
         self._left = Event()
+        socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
         socket.add_post_pipe_remove_cb(lambda _: self._left.set())
         socket.reconnect_time_min = socket.reconnect_time_max = 20
@@ -110,7 +115,7 @@ class PairSocket(Socket):
 
     @property
     def lost(self) -> bool:
-        """Whether the peer was there and has gone; once it has, nng's new attempts to connect do not change that."""
+        """Whether the peer was there and has gone; it does not come back."""
         return self._left.is_set() and not self._closed
 
     def receive(self, deadline: float) -> bytes | None:
@@ -156,6 +161,12 @@ class PairSocket(Socket):
         with contextlib.suppress(DeadlineExceeded, PeerLost, Closed):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
+
+    def _take_first(self, pipe: Any) -> None:
+        """Turn away a second connection, before anything passes over it."""
+        if self._was_taken:
+            pipe.close()
+        self._was_taken = True
 
 
 class ManySocket(Socket):

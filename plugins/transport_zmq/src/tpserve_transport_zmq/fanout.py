@@ -1,8 +1,9 @@
 """The fan-out: one ROUTER at the leader, one DEALER at each follower.
 
-A publisher drops messages when a queue is full or a subscription late. A ROUTER knows its followers by name, refuses
-to send to one that has gone, and each connection is a queue of its own, in order. Followers say HELLO, the leader
-answers READY to each when all are there, so both return from ``connect`` with the connection proven.
+A publisher drops messages when a queue is full or a subscription late. A ROUTER knows its connections by name, refuses
+to send over one that has gone, and each is a queue of its own, in order. Followers say HELLO and who they are, and with
+that their connection is chosen for good; the leader answers READY to each when all are there, so both return from
+``connect`` with the connection proven.
 
 A packet is two parts: lengths, with a mark for the window of bytes; and the frames, joined.
 """
@@ -14,14 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, unpack
 from tpserve_transport_zmq.plugin import ZmqOptions
 from tpserve_transport_zmq.sockets import Context, Dealer, Part, Router, body_part
 
 __all__ = ["ZmqFanoutReceiver", "ZmqFanoutSender"]
 
-HELLO = b"tpserve zmq fan-out 1: hello"
-READY = b"tpserve zmq fan-out 1: ready"
+HELLO = b"tpserve zmq fan-out 2: hello"
+READY = b"tpserve zmq fan-out 2: ready"
 
 
 class ZmqFanoutSender(FanoutSender):
@@ -30,21 +31,20 @@ class ZmqFanoutSender(FanoutSender):
     def __init__(self, context: Context, options: ZmqOptions, address: str, followers: int) -> None:
         self._options = options
         self._address = address
-        self._names = [_name(follower) for follower in range(followers)]
-        self._window = Window(options.send_buffer, self._names)
+        self._count = followers
+        self._followers: dict[bytes, int] = {}
+        self._window = Window(options.send_buffer, range(followers))
         self._router = Router(context, address)
 
     def connect(self, deadline: float) -> None:
         """Hear HELLO from each follower, then answer READY to all."""
-        missing = set(self._names)
         with self._router:
-            while missing:
+            while len(self._followers) < self._count:
                 parts = self._router.receive(deadline)
                 if parts is not None:
-                    missing.remove(_greeted(parts, missing))
+                    self._welcome(*parts)
                 elif time.monotonic() >= deadline:
-                    there = len(self._names) - len(missing)
-                    raise DeadlineExceeded(f"{there} of {len(self._names)} followers came to {self._address}")
+                    raise DeadlineExceeded(f"{len(self._followers)} of {self._count} followers came to {self._address}")
             self._send_all(READY)
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
@@ -60,13 +60,19 @@ class ZmqFanoutSender(FanoutSender):
         """Close the socket; the transport's close waits until what was sent has gone out."""
         self._router.close(self._options.linger)
 
+    def _welcome(self, name: bytes, *greeting: bytes) -> None:
+        missing = set(range(self._count)).difference(self._followers.values())
+        follower = next((number for number in missing if greeting == (HELLO, WORD.pack(number))), None)
+        if follower is None:
+            raise FrameError(f"expected a greeting of {sorted(missing)}, found {[part[:32] for part in greeting]}")
+        self._followers[name] = follower
+
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         self._ask()
         while not self._window.has_room(batch):
             parts = self._router.receive(deadline)
             if parts is not None:
-                name, mark = parts
-                self._window.returned(name, *WORD.unpack(mark))
+                self._window.returned(self._followers.get(parts[0]), read_mark(b"".join(parts[1:])))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
             else:
@@ -77,9 +83,9 @@ class ZmqFanoutSender(FanoutSender):
         self._send_all(*pack(self._window.mark(), []))
 
     def _send_all(self, *parts: Part) -> None:
-        for name in self._names:
+        for name, follower in self._followers.items():
             if not self._router.send(name, *parts):
-                raise PeerLost(f"{name.decode()} of {self._address} has gone")
+                raise PeerLost(f"follower {follower} of {self._address} has gone")
 
 
 class ZmqFanoutReceiver(FanoutReceiver):
@@ -88,12 +94,13 @@ class ZmqFanoutReceiver(FanoutReceiver):
     def __init__(self, context: Context, address: str, follower: int) -> None:
         self._address = address
         self._frames: deque[bytes] = deque()
-        self._dealer = Dealer(context, address, _name(follower))
+        self._greeting = (HELLO, WORD.pack(follower))
+        self._dealer = Dealer(context, address)
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
         with self._dealer:
-            self._dealer.send(HELLO)
+            self._dealer.send(*self._greeting)
             parts = self._receive(deadline, "no leader answered")
             if parts != [READY]:
                 raise FrameError(f"expected a leader's greeting at {self._address}, found {parts[0][:32]!r}")
@@ -102,8 +109,10 @@ class ZmqFanoutReceiver(FanoutReceiver):
         """Take exactly ``count`` frames."""
         with self._dealer:
             while len(self._frames) < count:
-                header, body = self._receive(deadline, f"{len(self._frames)} of {count} frames came")
-                mark, frames = unpack(header, body)
+                parts = self._receive(deadline, f"{len(self._frames)} of {count} frames came")
+                if len(parts) != 2:
+                    raise FrameError(f"a packet of {len(parts)} parts from {self._address}")
+                mark, frames = unpack(*parts)
                 self._frames.extend(frames)
                 if mark != NO_MARK:
                     self._dealer.send(WORD.pack(mark))
@@ -127,14 +136,3 @@ class ZmqFanoutReceiver(FanoutReceiver):
         if parts is None:
             raise PeerLost(f"the leader at {self._address} has gone")
         return parts
-
-
-def _name(follower: int) -> bytes:
-    return b"follower %d" % follower
-
-
-def _greeted(parts: list[bytes], missing: set[bytes]) -> bytes:
-    name, greeting = parts
-    if greeting != HELLO or name not in missing:
-        raise FrameError(f"expected a greeting of {sorted(missing)}, found {greeting[:32]!r} of {name!r}")
-    return name

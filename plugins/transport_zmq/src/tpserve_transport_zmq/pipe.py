@@ -1,21 +1,22 @@
 """The pipe: one ROUTER at the receiver, one DEALER at each sender.
 
-A message is a mark for the window of bytes, then a frame; or a mark alone.
+A message is its number on this connection and a mark for the window of bytes, then a frame if there is one.
 """
 
 from __future__ import annotations
 
+import struct
 import time
 
-from tpserve.api import DeadlineExceeded, PeerLost, PipeReceiver, PipeSender
-from tpserve.api.flow import NO_MARK, WORD, Window
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost, PipeReceiver, PipeSender
+from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
 from tpserve_transport_zmq.plugin import ZmqOptions
-from tpserve_transport_zmq.sockets import Context, Dealer, Router, body_part
+from tpserve_transport_zmq.sockets import Context, Dealer, Part, Router, body_part
 
 __all__ = ["ZmqPipeReceiver", "ZmqPipeSender"]
 
 RECEIVER = "receiver"
-UNMARKED = WORD.pack(NO_MARK)
+PREFIX = struct.Struct("<QQ")
 
 
 class ZmqPipeSender(PipeSender):
@@ -25,6 +26,7 @@ class ZmqPipeSender(PipeSender):
         self._options = options
         self._address = address
         self._window = Window(options.send_buffer, [RECEIVER])
+        self._number = 0
         self._dealer = Dealer(context, address)
 
     def connect(self, deadline: float) -> None:
@@ -40,18 +42,22 @@ class ZmqPipeSender(PipeSender):
             self._check_peer()
             if not self._window.has_room([frame]):
                 self._await_room(frame, deadline)
-            self._dealer.send(WORD.pack(self._window.add([frame])), body_part(frame))
+            self._send(self._window.add([frame]), body_part(frame))
 
     def close(self) -> None:
         """Close the socket; the transport's close waits until what was sent has gone out."""
         self._dealer.close(self._options.linger)
 
+    def _send(self, mark: int, *frame: Part) -> None:
+        self._dealer.send(PREFIX.pack(self._number, mark), *frame)
+        self._number += 1
+
     def _await_room(self, frame: bytes, deadline: float) -> None:
-        self._dealer.send(WORD.pack(self._window.mark()))
+        self._send(self._window.mark())
         while not self._window.has_room([frame]):
             parts = self._dealer.receive(deadline)
             if parts is not None:
-                self._window.returned(RECEIVER, *WORD.unpack(parts[0]))
+                self._window.returned(RECEIVER, read_mark(b"".join(parts)))
                 continue
             self._check_peer()
             if time.monotonic() >= deadline:
@@ -66,7 +72,9 @@ class ZmqPipeReceiver(PipeReceiver):
     """The receiving end."""
 
     def __init__(self, context: Context, address: str) -> None:
+        self._address = address
         self._router = Router(context, address)
+        self._numbers: dict[bytes, int] = {}
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""
@@ -92,8 +100,20 @@ class ZmqPipeReceiver(PipeReceiver):
                 if time.monotonic() >= deadline:
                     return None
                 continue
-            name, mark, *frame = parts
-            if mark != UNMARKED:
-                self._router.send(name, mark)  # a sender that has gone needs no mark
+            name, prefix, *frame = parts
+            mark = self._check(name, prefix, frame)
+            if mark != NO_MARK:
+                self._router.send(name, WORD.pack(mark))  # a sender that has gone needs no mark
             if frame:
                 return frame[0]
+
+    def _check(self, name: bytes, prefix: bytes, frame: list[bytes]) -> int:
+        """The message's mark, if it is the next one: a sender that has connected anew goes on with a later number."""
+        if len(prefix) != PREFIX.size or len(frame) > 1:
+            raise FrameError(f"a message of {1 + len(frame)} parts, the first {prefix[:32]!r}, at {self._address}")
+        number, mark = PREFIX.unpack(prefix)
+        expected = self._numbers.get(name, 0)
+        if number != expected:
+            raise FrameError(f"message {number} where {expected} was due, at {self._address}: a connection broke")
+        self._numbers[name] = number + 1
+        return int(mark)

@@ -2,6 +2,9 @@
 
 Their queues are unbounded because a window of bytes bounds what is in them. So zmq never stops reading a connection,
 and what a peer wrote before it closed always arrives.
+
+When a connection breaks, messages on the wire are lost, and zmq connects again and sends what waits behind them. A
+ROUTER gives each connection a name of its own, so that its owner can tell the second one from the first.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class Socket:
 
 
 class Router(Socket):
-    """Binds, and sends to the one of its peers that it names.
+    """Binds, and sends to the one of its connections that it names.
 
     Args:
         context: this process's zmq context.
@@ -107,7 +110,7 @@ class Router(Socket):
             self._file = Path(address.removeprefix("ipc://"))
 
     def send(self, name: bytes, *parts: Part) -> bool:
-        """Send a message to the peer of this name; False if it has gone. Never blocks."""
+        """Send a message over the connection of this name; False if it has gone. Never blocks."""
         try:
             self._send((name, *parts))
         except zmq.ZMQError as error:
@@ -130,17 +133,14 @@ class Dealer(Socket):
     Args:
         context: this process's zmq context.
         address: where to connect; the Router may come later.
-        name: what the Router calls this end; empty: it makes up a name.
 
     Raises:
         TransportError: the address is malformed.
     """
 
-    def __init__(self, context: Context, address: str, name: bytes = b"") -> None:
+    def __init__(self, context: Context, address: str) -> None:
         super().__init__(context, zmq.DEALER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        if name:
-            self._socket.setsockopt(zmq.ROUTING_ID, name)
         self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._connected = False
         self._lost = False

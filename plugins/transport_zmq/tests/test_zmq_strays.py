@@ -1,0 +1,139 @@
+"""Whoever comes to a port may send what he likes: an error says so, and never one that nobody expects."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from tpserve.api import FrameError
+from tpserve.api.flow import WORD
+from tpserve.testing.lab import Task
+from tpserve_transport_zmq.fanout import HELLO, READY
+from tpserve_transport_zmq.plugin import ZmqOptions
+from tpserve_transport_zmq.transport import ZmqTransport
+
+FRAMES = [b"-" * 400] * 8
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def transport() -> Iterator[ZmqTransport]:
+    transport = ZmqTransport(ZmqOptions(send_buffer=1000, batch=400, linger=0))
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def stranger() -> Iterator[zmq.SyncSocket]:
+    """A socket that connects."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        made.linger = 0
+        yield made
+
+
+@pytest.fixture
+def host(address: str) -> Iterator[zmq.SyncSocket]:
+    """A socket that is there first."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+        made.linger = 0
+        made.bind(address)
+        yield made
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b""],
+        [b"x"],
+        [HELLO],
+        [HELLO, b"1234567"],
+        [HELLO, WORD.pack(9)],
+        [HELLO, WORD.pack(0), b""],
+        [HELLO, WORD.pack(1), b"x"],
+    ],
+)
+def test_a_leader_greets_followers_only(
+    transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
+) -> None:
+    leader = transport.fanout_sender(address, 2)
+    stranger.connect(address)
+    stranger.send_multipart(parts)
+
+    with pytest.raises(FrameError, match="expected a greeting of"):
+        leader.connect(soon())
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"1234567"], [WORD.pack(0)], [WORD.pack(1 << 40)], [b"two", b"parts"]])
+def test_a_leader_takes_marks_only(transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]) -> None:
+    leader = transport.fanout_sender(address, 1)
+    stranger.connect(address)
+    stranger.send_multipart([HELLO, WORD.pack(0)])
+    leader.connect(soon())
+    stranger.send_multipart(parts)
+
+    with pytest.raises(FrameError):
+        leader.send_many(FRAMES, soon())
+
+
+def test_a_leader_takes_marks_from_its_followers_only(transport: ZmqTransport, stranger: Any, address: str) -> None:
+    leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    connecting = Task(lambda: follower.connect(soon()))
+    leader.connect(soon())
+    connecting.result()
+    stranger.connect(address)
+    stranger.send(WORD.pack(400))
+
+    with pytest.raises(FrameError, match="receiver None"):
+        leader.send_many(FRAMES, soon())
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"", b""], [b"1234567", b""], [WORD.pack(0)], [WORD.pack(0), b"", b""]])
+def test_a_follower_takes_packets_only(transport: ZmqTransport, host: Any, address: str, parts: list[bytes]) -> None:
+    follower = transport.fanout_receiver(address, 0, 1)
+    connecting = Task(lambda: follower.connect(soon()))
+    name = host.recv_multipart()[0]
+    host.send_multipart([name, READY])
+    connecting.result()
+    host.send_multipart([name, *parts])
+
+    with pytest.raises(FrameError):
+        follower.recv_many(1, soon())
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"1234567"], [WORD.pack(0)], [WORD.pack(1 << 40)], [b"two", b"parts"]])
+def test_a_sender_takes_marks_only(transport: ZmqTransport, host: Any, address: str, parts: list[bytes]) -> None:
+    sender = transport.pipe_sender(address)
+    sender.connect(soon())
+    sender.send(FRAMES[0], soon())
+    host.send_multipart([host.recv_multipart()[0], *parts])
+    sender.send(FRAMES[1], soon())
+
+    with pytest.raises(FrameError):
+        sender.send(FRAMES[2], soon())
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"x" * 15, b"frame"], [WORD.pack(3) + WORD.pack(0)], [bytes(16), b"", b""]])
+def test_a_receiver_takes_messages_only(
+    transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
+) -> None:
+    receiver = transport.pipe_receiver(address)
+    stranger.connect(address)
+    stranger.send_multipart(parts)
+
+    with pytest.raises(FrameError):
+        receiver.recv_many(1, 1000, soon())
