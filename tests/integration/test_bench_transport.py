@@ -46,11 +46,6 @@ def run_dirs(runtime: Path) -> list[str]:
     return [path.name for path in (runtime / "tpserve").iterdir() if path.is_dir()] if any(runtime.iterdir()) else []
 
 
-def boards(runtime: Path) -> list[Path]:
-    """What a bench has in shared memory."""
-    return [path for name in run_dirs(runtime) for path in Path("/dev/shm").glob(f"tpserve-{name}-*")]
-
-
 def test_zmq_against_nng(bench: Any, tmp_path: Path, runtime: Path) -> None:
     flags = ["--messages", "0,3", "--seed", "5", "--idle", "0.3", "--json", "out.json", "--html", "out.html"]
     done = bench("--a", "zmq", "--b", "nng", *SHORT, *flags)
@@ -63,9 +58,7 @@ def test_zmq_against_nng(bench: Any, tmp_path: Path, runtime: Path) -> None:
         assert 0 < outcome.latency_us.p50 <= outcome.latency_us.max
         assert outcome.cpu_seconds_per_1000_rounds > 0
         assert outcome.peak_memory_mib > 10
-    assert {(found.case, found.measure) for found in report.verdicts} == {
-        (c, m) for c in (0, 1) for m in ("p50", "p99")
-    }
+    assert {(found.case, found.measure) for found in report.verdicts} == {(0, "p50"), (1, "p50")}
     assert [len(idle.cpu_percent) for idle in report.idle] == [2, 2]
     assert report.failures == []
     assert "zmq" in done.stdout
@@ -134,20 +127,23 @@ def test_a_run_that_breaks_off_is_told_and_the_others_count(bench: Any, site: An
     assert [outcome.blocks for outcome in report.outcomes] == [2]
 
 
-def test_ctrl_c_leaves_nothing(runtime: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_an_interruption_leaves_nothing(runtime: Path, signum: signal.Signals) -> None:
     command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", "--rounds", "10000000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
             deadline = time.monotonic() + HANG
-            while len(ranks := psutil.Process(process.pid).children()) < 2 or not (shared := boards(runtime)):
+            while len(ranks := psutil.Process(process.pid).children()) < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
+            [name] = run_dirs(runtime)
+            process.send_signal(signum)
             said = process.communicate(timeout=HANG)[1]
         finally:
             process.kill()
 
-    assert (process.returncode, said) == (130, b"interrupted: there are no figures\n")
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    assert run_dirs(runtime) == []
-    assert not any(path.exists() for path in shared)
+    if signum == signal.SIGINT:
+        assert (process.returncode, said) == (130, b"interrupted: there are no figures\n")
+        assert run_dirs(runtime) == []
+    assert psutil.wait_procs(ranks, timeout=HANG)[1] == []
+    assert list(Path("/dev/shm").glob(f"tpserve-{name}-*")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tpserve.errors import LaunchError
 __all__ = ["composition", "serving"]
 
 LAUNCH = (sys.executable, "-P", "-m", "tpserve.cli.main", "launch")
+LEASHED = (sys.executable, "-P", "-m", "tpserve.bench.leash")
 URL = re.compile(rb"https?://[\w.\[\]:]+:\d+")
 
 
@@ -25,10 +27,12 @@ URL = re.compile(rb"https?://[\w.\[\]:]+:\d+")
 def serving(flags: Sequence[str]) -> Iterator[str]:
     """Start ``tpserve launch`` on a free port, yield its URL when it is ready, and stop it afterwards.
 
+    Should the thread that called end first, whatever way, the server stops too.
+
     Raises:
         LaunchError: it ended before it was ready; the message is what it said.
     """
-    command = [*LAUNCH, *flags, "--port", "0"]
+    command = [*LEASHED, str(os.getpid()), "launch", *flags, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         try:

@@ -29,7 +29,7 @@ from tpserve.launch.protocol import Alive, ChildSpec, Failed, Status, decode_eve
 from tpserve.launch.pulse import Pulse
 from tpserve.stdio import secure_streams
 
-__all__ = ["Line", "Main"]
+__all__ = ["Line", "Main", "die_with_parent"]
 
 PR_SET_PDEATHSIG = 1
 
@@ -75,7 +75,7 @@ def main() -> None:
     """Become what the first line of standard input says."""
     secure_streams()
     sys.stdout = sys.stderr  # as their descriptors are the same
-    _die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines = _lines(_take_stdin())
     text = next(lines, None)
@@ -85,7 +85,7 @@ def main() -> None:
     if os.getppid() != spec.parent:
         return
     if spec.outlives_thread:
-        _die_with_parent(0)
+        die_with_parent(0)
     os.set_inheritable(spec.status_fd, False)
     link = Line(spec.status_fd)
     threading.Thread(target=link.listen, args=(lines,), name="events", daemon=True).start()
@@ -97,7 +97,8 @@ def main() -> None:
     logging.shutdown()
 
 
-def _die_with_parent(signum: int) -> None:
+def die_with_parent(signum: int) -> None:
+    """Get this signal when the thread that started this process ends; 0: none."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum))
 
 

@@ -43,6 +43,13 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --arrival trace", "error: --arrival trace needs --trace FILE"),
         ("--a zmq --heartbeat 5 --watchdog 2", "error: heartbeat is 5 s and watchdog 2 s"),
         ("--a zmq --cpu-affinity 0;1;2", "error: cpu_affinity has 3 lists of cores for 2 ranks"),
+        ("--a zmq --b zmq", "hint: Give one of them another name with name="),
+        ("--a zmq --gap 10 --arrival poisson", "error: --gap lies between paced rounds"),
+        ("--a zmq --gap 10 --free-running", "error: --gap lies between paced rounds"),
+        ("--a zmq --rate 1000", "error: --rate is that of messages that arrive by themselves"),
+        ("--a zmq --rate 1000 --arrival trace --trace x", "error: --rate is that of messages that arrive"),
+        ("--a zmq --trace x", "error: --trace says when messages arrive by themselves"),
+        ("--a zmq --trace x --arrival poisson", "error: --trace says when messages arrive by themselves"),
         ("--messages 1", "error: there is nothing to compare"),
     ],
 )

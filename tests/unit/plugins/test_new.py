@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tpserve.api import KINDS
-from tpserve.errors import ConfigError
+from tpserve.errors import ConfigError, FrameError, PeerLost
 from tpserve.plugins.new import LONGEST_NAME, distribution_name, taken_by, template_kinds, write_package
 from tpserve.plugins.registry import Registry
 
@@ -121,3 +125,20 @@ def test_the_command_writes_and_says_what_is_next(run_cli: Any, tmp_path: Path) 
     assert again.returncode == 2
     assert again.stderr == "error: tpserve-policy-fcfs is not empty\nhint: Choose another with --dir\n"
     assert run_cli("plugins", "new", "policy", "fcfs", "--dir", "other").returncode == 0
+
+
+@pytest.mark.parametrize("greeting", [b"\x00", b"\x02\x00\x00\x00", b"nobody"])
+def test_a_new_transport_s_leader_greets_followers_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeting: bytes
+) -> None:
+    write_package("transport", "greeter", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    transport = importlib.import_module("tpserve_transport_greeter.transport")
+    leader = transport.Sender(tmp_path / "door", 2, 1 << 16)
+    with closing(leader), socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "door"))
+        stranger.send(greeting)
+        stranger.shutdown(socket.SHUT_WR)
+
+        with pytest.raises((FrameError, PeerLost)):
+            leader.connect(time.monotonic() + 30)

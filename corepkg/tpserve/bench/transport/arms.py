@@ -61,7 +61,7 @@ def read_arms(texts: Iterable[str], options: OptionTable, registry: Registry) ->
     """Read and check the arms of a comparison.
 
     Args:
-        texts: how each is written; of equal ones the first counts.
+        texts: how each is written.
         options: what is set for all, as in ``ServeConfig.options``.
         registry: the plugins there are.
 
@@ -69,7 +69,7 @@ def read_arms(texts: Iterable[str], options: OptionTable, registry: Registry) ->
         ConfigError: an arm is written wrongly, or two have the same name.
         PluginError: a part does not exist or cannot be used.
     """
-    arms = [_read_arm(text, options, registry) for text in dict.fromkeys(texts)]
+    arms = [_read_arm(text, options, registry) for text in texts]
     names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:
@@ -78,12 +78,14 @@ def read_arms(texts: Iterable[str], options: OptionTable, registry: Registry) ->
 
 
 def _read_arm(text: str, options: OptionTable, registry: Registry) -> Arm:
-    if text.strip() == ANCESTOR:
+    words = _words(text)
+    if words.get("transport") == ANCESTOR:
+        if words.keys() - {"transport", "name"}:
+            raise ConfigError(f"arm {text!r}: the ancestor's round has no parts or options", "Only name= can be set")
         status = check_requirements(ANCESTOR_NEEDS)
         if status.state != "available":
             raise UnavailablePlugin(f"the ancestor's round is unavailable: {status.reason}", status.hint)
-        return Arm(ANCESTOR)
-    words = _words(text)
+        return Arm(words.get("name", ANCESTOR))
     own: OptionTable = {}
     for key, value in words.items():
         kind, dot, field = key.partition(".")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from pathlib import Path
 
 from tpserve.errors import DeadlineExceeded
 
@@ -26,26 +25,23 @@ class Board:
     """One process's view of the counters, which begin at 0.
 
     Args:
-        path: of the memory; :meth:`create` makes it.
+        descriptor: of the memory; :meth:`create` makes it.
         ranks: how many there are.
         rank: whose view this is.
     """
 
-    def __init__(self, path: Path, ranks: int, rank: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._memory = mmap.mmap(descriptor, LINE * ranks)
-        finally:
-            os.close(descriptor)
+    def __init__(self, descriptor: int, ranks: int, rank: int) -> None:
+        self._memory = mmap.mmap(descriptor, LINE * ranks)
         self._words = memoryview(self._memory).cast("q")
         self._others = [WORDS * other for other in range(ranks) if other != rank]
         self._own = WORDS * rank
 
     @staticmethod
-    def create(path: Path, ranks: int) -> None:
-        """Make the memory; whoever makes it removes the file."""
-        with path.open("xb") as file:
-            file.truncate(LINE * ranks)
+    def create(ranks: int) -> int:
+        """Make the memory, which has no name and goes with its last user; its descriptor, for the caller to close."""
+        descriptor = os.memfd_create("tpserve board")
+        os.truncate(descriptor, LINE * ranks)
+        return descriptor
 
     def advance(self) -> None:
         """Say that this rank has come one step further."""

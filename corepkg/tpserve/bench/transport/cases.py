@@ -54,13 +54,17 @@ class Case(msgspec.Struct, frozen=True):
         messages: of a round.
         size: bytes of a message as it is sent.
         rounds: so many in each block; with a load that is timed, so many times ``messages`` arrive.
+        title: what reports call it, if the numbers do not say it.
     """
 
     messages: int
     size: int
     rounds: int
+    title: str = ""
 
     def __str__(self) -> str:
+        if self.title:
+            return self.title
         if not self.messages:
             return "empty rounds"
         return f"{self.messages} × {size_text(self.size)}"
@@ -130,4 +134,6 @@ def _trace_case(load: Load, sizes: Sequence[int]) -> Case:
     arrivals: list[Arrival] = read_trace(load.trace, sizes[0])
     if sum(arrival.size for arrival in arrivals) > MOST_BYTES["trace"]:
         raise ConfigError(f"{load.trace} has more than {size_text(MOST_BYTES['trace'])} of messages")
-    return Case(1, sizes[0], len(arrivals))
+    smallest, largest = (pick(arrival.size for arrival in arrivals) for pick in (min, max))
+    span = size_text(smallest) + (f" to {size_text(largest)}" if largest > smallest else "")
+    return Case(1, sizes[0], len(arrivals), f"a trace of {span}")

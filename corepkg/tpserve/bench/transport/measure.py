@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from tpserve.launch.logging import rank_place
 from tpserve.launch.post import write_post
 from tpserve.launch.process import Exited, Happening, Signalled, Start, Watch
 from tpserve.launch.protocol import ChildSpec
-from tpserve.launch.rundir import SHM, RunDir
+from tpserve.launch.rundir import RunDir
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
 
 __all__ = ["Block", "Failure", "Measurement", "Plan", "measure", "order"]
@@ -123,8 +124,7 @@ def measure(plan: Plan, progress: Progress) -> Measurement:
 def _run(plan: Plan, arm: int, block: int, layout: Layout, watch: Watch) -> list[RankRecord]:
     """One arm once, over all cases."""
     layout.create()
-    board = SHM / layout.name("board")
-    Board.create(board, plan.ranks)
+    board = Board.create(plan.ranks)
     records = [layout.directory / f"rank{rank}.record" for rank in range(plan.ranks)]
     try:
         for start in _starts(plan, arm, block, layout, board, records):
@@ -133,10 +133,11 @@ def _run(plan: Plan, arm: int, block: int, layout: Layout, watch: Watch) -> list
         return [msgspec.msgpack.decode(record.read_bytes(), type=RankRecord) for record in records]
     finally:
         watch.end(list(watch.children), grace=0.0)
+        os.close(board)
         layout.remove()
 
 
-def _starts(plan: Plan, arm: int, block: int, layout: Layout, board: Path, records: Sequence[Path]) -> list[Start]:
+def _starts(plan: Plan, arm: int, block: int, layout: Layout, board: int, records: Sequence[Path]) -> list[Start]:
     places = place_ranks(ServeConfig(tp=plan.ranks, cpu_affinity=plan.cpu_affinity), "cpu")
     starts = []
     for rank, (place, record) in enumerate(zip(places, records, strict=True)):
@@ -163,7 +164,7 @@ def _starts(plan: Plan, arm: int, block: int, layout: Layout, board: Path, recor
             cpus=place.cpus,
             log_level="warning",
         )
-        starts.append(Start(spec, {"OMP_NUM_THREADS": "1"}))
+        starts.append(Start(spec, {"OMP_NUM_THREADS": "1"}, (board,)))
     return starts
 
 

@@ -32,7 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         heartbeat: seconds between the leader's signs of life.
         watchdog: seconds of silence after which a rank gives up.
         seed: of the messages and of their arrivals; the same for every arm of a block.
-        board: file of the :class:`~tpserve.bench.transport.board.Board`.
+        board: inherited descriptor of the :class:`~tpserve.bench.transport.board.Board`.
         record: where the :class:`RankRecord` is to be left.
     """
 
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float
     watchdog: float
     seed: int
-    board: Path
+    board: int
     record: Path
 
 

@@ -34,6 +34,8 @@ def _head(report: Report) -> Iterator[str]:
     )
     if not report.is_sound:
         yield '<p class="bad">Messages were lost, or runs broke off: no figure here can be trusted.</p>'
+    if report.says_nothing:
+        yield "<p>No verdict: one block says nothing.</p>"
     for failure in report.failures:
         yield details(f"block {failure.block} of {failure.arm} broke off", failure.error)
     links = "".join(f'<a href="#case{index}">{escape(str(case))}</a>' for index, case in enumerate(report.cases))

@@ -18,6 +18,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(Text(conditions(report), style="dim"))
     for case in range(len(report.cases)):
         console.print(_case(report, case))
+    if report.says_nothing:
+        console.print(Text("no verdict: one block says nothing", style="dim"))
     if report.idle:
         console.print(_idle(report))
     for failure in report.failures:
@@ -60,7 +62,8 @@ def _case(report: Report, index: int) -> Group:
         if outcome is not None:
             figures.add_row(arm.name, *_figures(outcome))
     verdicts = [found for arm in report.arms if (found := report.verdicts_on(index, arm.name))]
-    title = Text(f"{case}, {case.rounds} rounds a block", style="bold")
+    many = f"{case.rounds * case.messages} arrivals" if report.plan.load.is_timed else f"{case.rounds} rounds"
+    title = Text(f"{case}, {many} a block", style="bold")
     return Group("", title, figures, *([_verdicts(verdicts)] if verdicts else []))
 
 

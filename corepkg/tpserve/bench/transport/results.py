@@ -112,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         order: for each block the arms in the order in which they ran.
         outcomes: by case, then by arm.
         idle: by arm; empty if it was not measured.
-        verdicts: by case and arm; the baseline is the first arm.
+        verdicts: by case and arm, where both ran at least twice and have samples enough; the baseline is the first arm.
         failures: runs that broke off.
     """
 
@@ -141,6 +141,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def is_sound(self) -> bool:
         """Every run went through, and nothing was lost."""
         return not self.failures and all(outcome.agreed and not outcome.lost for outcome in self.outcomes)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Arms ran, but so few times that none can be held against another."""
+        return len(self.arms) > 1 and bool(self.outcomes) and max(found.blocks for found in self.outcomes) < 2
 
     def outcome(self, case: int, arm: str) -> Outcome | None:
         """An arm's outcome on a case; None if every run of it broke off."""

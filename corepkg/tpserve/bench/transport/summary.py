@@ -127,15 +127,17 @@ def _latency(samples: Samples) -> Latency:
 
 
 def _verdicts(plan: Plan, case: int, runs: Sequence[_Runs]) -> list[Verdict]:
-    """Each arm against the first: latency, or what goes through if the leader waits for nobody."""
+    """Each arm against the first: latency, or what goes through if it waits for nobody. One block says nothing."""
     replicates = [_replicates(plan, found) for found in runs]
     verdicts = []
     for found, (figures, drawn) in zip(runs[1:], replicates[1:], strict=True):
         base_figures, base_drawn = replicates[0]
+        blocks = min(len(runs[0].latencies), len(found.latencies))
         for column, measure in enumerate(_measures(plan)):
-            ratio = compare(
-                (float(base_figures[column]), float(figures[column])), (base_drawn[:, column], drawn[:, column])
-            )
+            if blocks < 2 or not all(_is_told(measure, arm) for arm in (runs[0], found)):
+                continue
+            measured = float(base_figures[column]), float(figures[column])
+            ratio = compare(measured, (base_drawn[:, column], drawn[:, column])).for_few(blocks)
             verdicts.append(
                 Verdict(
                     case=case,
@@ -151,6 +153,11 @@ def _verdicts(plan: Plan, case: int, runs: Sequence[_Runs]) -> list[Verdict]:
 
 def _measures(plan: Plan) -> tuple[Measure, ...]:
     return ("throughput",) if plan.load.pace == "free" else ("p50", "p99")
+
+
+def _is_told(measure: Measure, runs: _Runs) -> bool:
+    """Whether the figure can be told of so many samples."""
+    return measure != "p99" or quantile(np.concatenate(runs.latencies), 0.99) is not None
 
 
 def _replicates(plan: Plan, runs: _Runs) -> tuple[Samples, Samples]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["transport"]
 
 INTERRUPTED = 130
+RATE = 1000.0
 
 
 def transport(
@@ -51,7 +52,10 @@ def transport(
         Literal["poisson", "burst", "trace"] | None,
         typer.Option(help="Messages arrive by themselves, and their latency counts from then.", show_default=False),
     ] = None,
-    rate: Annotated[float, typer.Option(min=0.001, help="Messages a second that arrive on average.")] = 1000.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help=f"Messages a second that arrive on average; {RATE:g} if not given."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help='Arrivals, one {"at": SECONDS, "size": BYTES} a line.')
     ] = None,
@@ -82,12 +86,19 @@ def transport(
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.resolve().parent}")
     named = [text for text in (a, b) if text is not None]
-    texts = [*named, *(arm or []), *combinations([axis for axis in (matrix, *(axes or [])) if axis])]
-    load = Load(
-        pace=arrival or ("free" if free_running else "paced"), rate=rate, gap=gap, trace=trace and trace.resolve()
-    )
+    named += arm or []
+    crossed = combinations([axis for axis in (matrix, *(axes or [])) if axis])
+    texts = [*named, *(text for text in crossed if text not in named)]
     if arrival and free_running:
         raise ConfigError("--arrival and --free-running are two different paces", "Leave one of them out")
+    if gap and (arrival or free_running):
+        raise ConfigError("--gap lies between paced rounds", "Leave it out, or --arrival and --free-running")
+    if rate is not None and arrival not in ("poisson", "burst"):
+        raise ConfigError("--rate is that of messages that arrive by themselves", "Add --arrival poisson or burst")
+    if trace is not None and arrival != "trace":
+        raise ConfigError("--trace says when messages arrive by themselves", "Add --arrival trace")
+    pace = arrival or ("free" if free_running else "paced")
+    load = Load(pace=pace, rate=RATE if rate is None else rate, gap=gap, trace=trace and trace.resolve())
     if not texts:
         raise ConfigError("there is nothing to compare", "Write --a ARM --b ARM or --matrix AXIS AXIS")
     cases = make_cases(load, read_numbers(messages, "--messages"), read_sizes(size), rounds)

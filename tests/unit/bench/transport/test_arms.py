@@ -40,9 +40,20 @@ def test_a_sync_that_is_not_named_is_chosen(registry: Registry) -> None:
 
 
 def test_the_ancestor_has_no_parts(registry: Registry) -> None:
-    [arm] = read_arms([ANCESTOR, ANCESTOR], {}, registry)
+    arms = read_arms([ANCESTOR, f"{ANCESTOR},name=again"], {}, registry)
 
-    assert (arm.name, arm.transport, arm.sync) == ("ancestor", None, None)
+    assert [(arm.name, arm.transport, arm.sync) for arm in arms] == [("ancestor", None, None), ("again", None, None)]
+    with pytest.raises(ConfigError, match="no parts or options"):
+        read_arms([f"{ANCESTOR},sync=gloo"], {}, registry)
+
+
+@pytest.mark.parametrize("text", [ANCESTOR, "zmq"])
+def test_an_arm_against_itself_needs_a_name(registry: Registry, text: str) -> None:
+    with pytest.raises(ConfigError, match="two arms are called") as caught:
+        read_arms([text, text], {}, registry)
+
+    assert "name=" in caught.value.hint
+    assert len(read_arms([text, f"{text},name=again"], {}, registry)) == 2
 
 
 def test_a_matrix_has_every_combination() -> None:

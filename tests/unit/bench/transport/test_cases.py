@@ -58,7 +58,10 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     file.write_text('{"at": 0.0}\n\n{"at": 0.5, "size": 4096}\n')
 
     assert read_trace(file, 300) == [Arrival(0.0, 300), Arrival(0.5, 4096)]
-    assert make_cases(Load(pace="trace", trace=file), [1], [300], 1000) == [Case(1, 300, 2)]
+    [case] = make_cases(Load(pace="trace", trace=file), [1], [300], 1000)
+    assert case == Case(1, 300, 2, "a trace of 300 B to 4 KiB")
+    file.write_text('{"at": 0.0, "size": 100}\n')
+    assert [str(case) for case in make_cases(Load(pace="trace", trace=file), [1], [300], 1000)] == ["a trace of 100 B"]
 
 
 @pytest.mark.parametrize(

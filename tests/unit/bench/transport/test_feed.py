@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -55,10 +55,10 @@ def test_what_is_slept_for_arrives_when_the_sleeper_wakes() -> None:
     assert feed.arrivals[0] == feed.taken_at >= due
 
 
-def test_a_board_waits_for_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    Board.create(path, 3)
-    boards = [Board(path, 3, rank) for rank in range(3)]
+def test_a_board_waits_for_the_others() -> None:
+    descriptor = Board.create(3)
+    boards = [Board(descriptor, 3, rank) for rank in range(3)]
+    os.close(descriptor)
     boards[0].advance()
     boards[1].advance()
     with pytest.raises(DeadlineExceeded, match="rank 2 has not come to step 1"):

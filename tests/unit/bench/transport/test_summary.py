@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 import msgspec
+import numpy as np
 import pytest
 from rich.console import Console
-from tests.unit.bench.transport.made_up import make_measurement, make_plan
+from tests.unit.bench.transport.made_up import GAP, make_measurement, make_plan
 
-from tpserve.bench.transport.cases import Load
+from tpserve.bench.transport.cases import Case, Load
 from tpserve.bench.transport.measure import Failure, Measurement, Plan, order
+from tpserve.bench.transport.records import CaseRecord, pack
 from tpserve.bench.transport.report_html import page
 from tpserve.bench.transport.report_terminal import print_report
 from tpserve.bench.transport.results import Report, read_report
@@ -57,6 +60,58 @@ def test_verdicts_are_against_the_first_arm(report: Report) -> None:
     assert (p50.verdict, p50.is_good) == ("less", True)
     assert [found.verdict for found in report.verdicts_on(1, "same")] == ["no difference"] * 2
     assert report.verdicts_on(1, "slow") == []
+
+
+@pytest.mark.parametrize("pace", ["paced", "free"])
+def test_one_block_says_nothing(pace: Literal["paced", "free"]) -> None:
+    plan = msgspec.structs.replace(make_plan(Load(pace=pace)), blocks=1)
+    report = summarise(plan, make_measurement(plan), ARGV)
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80))
+
+    assert report.verdicts == []
+    assert "one block says nothing" in out.getvalue()
+    assert "one block says nothing" in page(report)
+
+
+@pytest.mark.parametrize("pace", ["paced", "free"])
+def test_two_blocks_that_drift_show_no_difference(pace: Literal["paced", "free"]) -> None:
+    """Blocks of one arm differ by a quarter: what is seen between two arms that differ by less is chance."""
+    plan = msgspec.structs.replace(make_plan(Load(pace=pace)), blocks=2)
+    measured = make_measurement(plan)
+    alike = 4 if pace == "paced" else 1  # the fast arm's rounds then last as long as the slow one's
+    for block in measured.blocks:
+        drift = {(1, 0): 1.05, (1, 1): 1.25}.get((block.arm, block.number), 1.0)
+        for rank in block.ranks:
+            rank.cases[:] = [stretched(record, alike * drift if block.arm == 1 else drift) for record in rank.cases]
+    report = summarise(plan, measured, ARGV)
+
+    assert {found.verdict for found in report.verdicts_on(1, "fast")} == {"no difference"}
+
+
+def stretched(record: CaseRecord, factor: float) -> CaseRecord:
+    """The same rounds, each so many times as long, and the pauses between them too."""
+    ends = np.frombuffer(record.ends, dtype=np.int64)
+    starts = np.frombuffer(record.starts, dtype=np.int64)
+    begins = (np.arange(len(ends)) + 1) * GAP
+    later = (begins * factor).astype(np.int64)
+    return msgspec.structs.replace(
+        record,
+        ends=pack((later + ((ends - begins) * factor).astype(np.int64)).tolist()),
+        starts=pack(later.tolist()) if len(starts) else b"",
+        arrivals=pack(later.tolist()) if len(starts) else b"",
+    )
+
+
+def test_a_quantile_that_is_not_told_gets_no_verdict() -> None:
+    plan = make_plan()
+    plan = msgspec.structs.replace(plan, cases=[Case(1, 300, 30)])
+    report = summarise(plan, make_measurement(plan), ARGV)
+    outcome = report.outcome(0, "fast")
+    assert outcome is not None
+
+    assert outcome.latency_us.p99 is None
+    assert [found.measure for found in report.verdicts_on(0, "fast")] == ["p50"]
 
 
 def test_idle_is_a_share_of_a_core(report: Report) -> None:
