@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pynng
 import pytest
 
-from tpserve.api import FrameError
+from tpserve.api import FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_nng.fanout import HELLO, READY
@@ -110,3 +110,21 @@ def test_a_pair_that_is_taken_is_not_lost_when_a_stranger_knocks(transport: NngT
     leader.send_many([b"still", b"there"], soon())
 
     assert follower.recv_many(2, soon()) == [b"still", b"there"]
+
+
+def test_a_leader_that_has_gone_is_owed_no_mark(transport: NngTransport, port: int) -> None:
+    """What it sent before is delivered, though a mark is asked for in the middle."""
+    leader = transport.fanout_sender(f"tcp://127.0.0.1:{port}", 1)
+    follower = transport.fanout_receiver(f"tcp://127.0.0.1:{port}", 0, 1)
+    connecting = Task(lambda: follower.connect(soon()))
+    leader.connect(soon())
+    connecting.result()
+    for frame in FRAMES[:2]:
+        leader.send_many([frame], soon())
+    time.sleep(0.2)
+    leader.close()
+    time.sleep(0.2)
+
+    assert follower.recv_many(2, soon()) == FRAMES[:2]
+    with pytest.raises(PeerLost):
+        follower.recv_many(1, soon())

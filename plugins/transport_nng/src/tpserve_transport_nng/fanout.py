@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pynng
 
@@ -129,7 +130,8 @@ class NngFanoutReceiver(FanoutReceiver):
         mark, frames = unpack(header, body)
         self._frames.extend(frames)
         if mark != NO_MARK:
-            self._pair.try_send(WORD.pack(mark), 0)  # if it cannot be sent now, the leader asks again
+            with suppress(PeerLost):  # what it sent before is still to be had
+                self._pair.try_send(WORD.pack(mark), 0)  # if it cannot be sent now, the leader asks again
 
 
 def _at(address: str, follower: int) -> str:
