@@ -53,12 +53,14 @@ class TransportCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         fanout: it carries the leader's frames to followers.
         pipes: it also carries many-to-one pipes.
         multi_process: its ends may live in different processes.
+        schemes: the kinds of address that it takes, ``ipc`` and ``tcp``.
         multi_node: its ends may live on different machines.
     """
 
     fanout: bool = True
     pipes: bool = False
     multi_process: bool = True
+    schemes: tuple[str, ...] = ("ipc",)
     multi_node: bool = False
 
 

@@ -2,8 +2,9 @@
 
 The leader *announces* a round and sends its frames; every follower *receives* the announcement, and only then takes
 the round's frames from the fan-out. **The guarantee**: announcements arrive once each and in order, or both sides get
-an error at the deadline. An announcement never waits for anything that a follower does later than receiving it, save
-taking the frames of earlier rounds.
+an error at the deadline. One that is damaged, lost or repeated on its way over a fan-out is an error too, never another
+announcement. An announcement never waits for anything that a follower does later than receiving it, save taking the
+frames of earlier rounds.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def contract_of(key: str, device: str = "cpu") -> type[Any]:
         case TransportSpec():
             from tpserve.testing.transport import TransportContract
 
-            schemes = ("ipc", "tcp") if spec.capabilities.multi_node else ("ipc",)
-            return _bound(TransportContract, spec=_fixture(spec), schemes=schemes)
+            return _bound(TransportContract, spec=_fixture(spec))
         case AttentionSpec():
             from tpserve.testing.attention import AttentionContract
 

@@ -12,10 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tpserve.api import Closed, Options, Transport, TransportSpec
+import psutil
+import pytest
+
+from tpserve.api import Closed, Options, PeerLost, Transport, TransportSpec
 from tpserve.testing.processes import PATIENCE, Child, load
 
-__all__ = ["Lab", "Task", "burnt_cpu", "open_files", "soon"]
+__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "memory", "open_files", "send_to_the_dead", "soon"]
+
+NOTICE = 5.0
+"""Seconds within which the death of a peer is noticed. Built-in parts take a tenth of it, which is slack enough."""
+
+SETTLING = 0.7
+"""Seconds after which a link has heard of a death that it is told of, as by a broken connection."""
 
 Result = TypeVar("Result")
 
@@ -36,9 +45,9 @@ class Task(Generic[Result]):
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
-    def result(self) -> Result:
-        """What the function returned, or raise what it raised."""
-        self._thread.join(PATIENCE)
+    def result(self, patience: float | None = None) -> Result:
+        """What the function returned, or raise what it raised, within so many seconds (None: PATIENCE)."""
+        self._thread.join(PATIENCE if patience is None else patience)
         assert not self._thread.is_alive(), "a call hangs"
         for error in self._error:
             raise error
@@ -112,6 +121,34 @@ class Lab:
 def soon() -> float:
     """A deadline that a working link keeps."""
     return time.monotonic() + PATIENCE
+
+
+def await_loss(task: Task[Any]) -> None:
+    """See a call report its peer, which has just died, in time."""
+    with pytest.raises(PeerLost):
+        task.result(NOTICE)
+
+
+def send_to_the_dead(send: Callable[[int], object]) -> None:
+    """See the next send report a peer that has died a while ago; two may go the way of what is under way.
+
+    Args:
+        send: sends the frame, or the announcement, with a number.
+    """
+    time.sleep(SETTLING)
+    try:
+        for number in range(3):
+            send(number)
+            time.sleep(SETTLING / 3)
+    except PeerLost:
+        return
+    pytest.fail("three sends to a peer that has died succeed")
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    resident: int = psutil.Process().memory_info().rss
+    return resident
 
 
 def open_files() -> int:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, Options, TransportError, TransportSpec
-from tpserve.testing.lab import Lab, Task, soon
+from tpserve.api import (
+    DeadlineExceeded,
+    FanoutReceiver,
+    FanoutSender,
+    Options,
+    PipeSender,
+    TransportError,
+    TransportSpec,
+)
+from tpserve.testing.lab import Lab, Task, memory, soon
 from tpserve.testing.processes import Child, numbered
 
 __all__ = [
     "ALL_SCHEMES",
     "MEGABYTE",
     "LinkContract",
+    "burst_at_a_standstill",
     "cut",
     "difference",
     "ends_of",
@@ -24,28 +35,31 @@ __all__ = [
     "overrun",
     "pipe",
     "read_on",
+    "overrun_empty",
     "send_until_error",
     "take_in_cuts",
     "with_follower_process",
+    "with_receiver_process",
 ]
 
 MEGABYTE = 1 << 20
 UNBOUNDED = 1 << 30
 """A sender that gets so far ahead of a reader that does not read has no bound."""
 
+UNCOUNTED = 1 << 24
+"""And so has one that gets as many empty frames ahead: they take memory too."""
+
+BURST_SIZE = 4096
+STANDSTILL = 0.4
+"""Seconds after which a sender that has not moved waits for room."""
+
 ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp"], indirect=True)
 
 
 class LinkContract:
-    """What the contracts of both kinds of link begin with.
-
-    Attributes:
-        schemes: kinds of address to try, ``ipc`` and ``tcp``.
-    """
+    """What the contracts of both kinds of link begin with."""
 
     pytestmark = pytest.mark.usefixtures("tpserve_guard")
-
-    schemes: ClassVar[Sequence[str]] = ("ipc",)
 
     @pytest.fixture
     def spec(self) -> TransportSpec:
@@ -58,11 +72,12 @@ class LinkContract:
         return spec.options()
 
     @pytest.fixture
-    def scheme(self, request: pytest.FixtureRequest) -> str:
+    def scheme(self, request: pytest.FixtureRequest, spec: TransportSpec) -> str:
         """The kind of address."""
-        scheme: str = getattr(request, "param", self.schemes[0])
-        if scheme not in self.schemes:
-            pytest.skip(f"{type(self).__name__} does not try {scheme} addresses")
+        offered = spec.capabilities.schemes
+        scheme: str = getattr(request, "param", offered[0])
+        if scheme not in offered:
+            pytest.skip(f"{spec.name} offers no {scheme} addresses")
         return scheme
 
     @pytest.fixture
@@ -112,13 +127,22 @@ def pipe(lab: Lab, senders: int) -> list[Any]:
     return [receiver, *ends]
 
 
-def with_follower_process(lab: Lab, count: int) -> tuple[FanoutSender, Child]:
+def with_follower_process(lab: Lab) -> tuple[FanoutSender, Child]:
     """A leader's end here, and a process that follows."""
     address = lab.address()
-    child = lab.child("follow", address=address, follower=0, followers=1, count=count)
+    child = lab.child("follow", address=address, follower=0, followers=1)
     leader = lab.transport().fanout_sender(address, 1)
     leader.connect(soon())
     return leader, child.ready()
+
+
+def with_receiver_process(lab: Lab) -> tuple[PipeSender, Child]:
+    """A pipe's sender here, and a process that receives."""
+    address = lab.address()
+    child = lab.child("collect", address=address)
+    sender = lab.transport().pipe_sender(address)
+    sender.connect(soon())
+    return sender, child.ready()
 
 
 def cut(frames: Sequence[bytes], draw: random.Random) -> Iterator[Sequence[bytes]]:
@@ -157,11 +181,56 @@ def overrun(send: Callable[[bytes, float], object]) -> int:
     pytest.fail(f"a sender got {UNBOUNDED} bytes ahead")
 
 
-def send_until_error(send: Callable[[bytes], object], pause: float = 0) -> None:
-    """Send for as long as it goes."""
+def burst_at_a_standstill(send: Callable[[bytes, float], object], child: Child) -> int:
+    """Stop a process that reads, send until there is no room left, and go on when it reads: 20,000 frames at least.
+
+    While nothing moves, this process may have taken memory for what it has accepted, and no more.
+
+    Returns:
+        How many frames were sent, 10,000 of them after it had to wait.
+    """
+    sent = 0
+    last: float = math.inf
+
+    def send_on() -> None:
+        nonlocal sent
+        while sent < last:
+            send(numbered(sent, BURST_SIZE), soon())
+            sent += 1
+
+    child.send(signal.SIGSTOP)
+    before, seen = memory(), -1
+    sending = Task(send_on)
+    while seen < sent < UNBOUNDED // BURST_SIZE:
+        seen = sent
+        time.sleep(STANDSTILL)
+    taken, last = memory() - before, max(20_000, sent + 10_000)
+    child.send(signal.SIGCONT)
+    sending.result()
+    assert seen * BURST_SIZE < UNBOUNDED, f"a sender got {UNBOUNDED} bytes ahead"
+    assert taken <= _most_memory(seen, BURST_SIZE), f"{seen} frames of {BURST_SIZE} bytes take {taken} bytes"
+    return sent
+
+
+def overrun_empty(leader: FanoutSender, child: Child) -> None:
+    """Stop a process that reads, and send empty frames until the deadline refuses them."""
+    child.send(signal.SIGSTOP)
+    before = memory()
+    for count in range(0, UNCOUNTED, 1000):
+        try:
+            leader.send_many([b""] * 1000, time.monotonic() + STANDSTILL)
+        except DeadlineExceeded:
+            taken = memory() - before
+            assert taken <= _most_memory(count, 0), f"{count} empty frames take {taken} bytes"
+            return
+    pytest.fail(f"a sender got {UNCOUNTED} empty frames ahead")
+
+
+def send_until_error(send: Callable[[bytes], object], pause: float = 0, most: float = math.inf) -> None:
+    """Send for as long as it goes, or so many frames."""
     end = soon()
     number = 0
-    while time.monotonic() < end:
+    while number < most and time.monotonic() < end:
         send(numbered(number))
         number += 1
         time.sleep(pause)
@@ -175,3 +244,8 @@ def difference(taken: Sequence[bytes], sent: Sequence[bytes]) -> str | None:
                 f"frame {number}: {len(found)} bytes that begin {found[:16]!r}, not {len(expected)}, {expected[:16]!r}"
             )
     return None if len(taken) == len(sent) else f"{len(taken)} frames, not {len(sent)}"
+
+
+def _most_memory(frames: int, size: int) -> float:
+    """Bytes that so many frames may take: some more than their content, and what every frame costs."""
+    return 1.5 * frames * size + 256 * frames + 64 * MEGABYTE

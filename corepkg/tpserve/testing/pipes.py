@@ -9,9 +9,19 @@ import time
 
 import pytest
 
-from tpserve.api import Closed, DeadlineExceeded, PeerLost, PipeSender
-from tpserve.testing.lab import Lab, Task, burnt_cpu, soon, wake
-from tpserve.testing.links import ALL_SCHEMES, MEGABYTE, LinkContract, difference, overrun, pipe, send_until_error
+from tpserve.api import Closed, DeadlineExceeded, PipeSender
+from tpserve.testing.lab import Lab, Task, await_loss, burnt_cpu, send_to_the_dead, soon, wake
+from tpserve.testing.links import (
+    ALL_SCHEMES,
+    MEGABYTE,
+    LinkContract,
+    burst_at_a_standstill,
+    difference,
+    overrun,
+    pipe,
+    send_until_error,
+    with_receiver_process,
+)
 from tpserve.testing.processes import number_of, numbered
 
 __all__ = ["PipeContract"]
@@ -96,6 +106,21 @@ class PipeContract(LinkContract):
         assert [number_of(frame) for frame in taken] == list(range(accepted + 1))
         assert receiver.recv_many(1, 1, time.monotonic() + 0.2) == []
 
+    @pytest.mark.slow
+    def test_a_stopped_receiver_gets_a_burst_later(self, lab: Lab, processes: None, pipes: None) -> None:
+        """More than a sender may be ahead, to a reader that stands still: memory is bounded and no frame is lost."""
+        sender, child = with_receiver_process(lab)
+        sent = burst_at_a_standstill(sender.send, child)
+        sender.send(b"", soon())
+        assert child.report() == {"received": sent, "in_order": True}
+
+    def test_a_pipe_sender_of_empty_frames_waits_too(self, lab: Lab, pipes: None) -> None:
+        """They take memory: where there is no room for others there soon is none for them."""
+        _receiver, sender = pipe(lab, 1)
+        overrun(sender.send)
+        with pytest.raises(DeadlineExceeded):
+            send_until_error(lambda frame: sender.send(b"", time.monotonic() + 0.5), most=MEGABYTE // 8)
+
     def test_a_pipe_sender_that_closes_delivers_first(self, lab: Lab, processes: None, pipes: None) -> None:
         """From a process that sends, closes and leaves before anything is read."""
         address = lab.address()
@@ -111,16 +136,18 @@ class PipeContract(LinkContract):
 
     def test_a_killed_receiver_is_an_error_at_the_sender(self, lab: Lab, processes: None, pipes: None) -> None:
         """In the middle of a burst, long before any deadline."""
-        address = lab.address()
-        child = lab.child("collect", address=address)
-        sender = lab.transport().pipe_sender(address)
-        sender.connect(soon())
-        child.ready()
+        sender, child = with_receiver_process(lab)
         sending = Task(send_until_error, lambda frame: sender.send(frame, soon()))
         time.sleep(0.2)
         child.send(signal.SIGKILL)
-        with pytest.raises(PeerLost):
-            sending.result()
+        await_loss(sending)
+
+    def test_a_killed_receiver_is_an_error_at_the_next_send(self, lab: Lab, processes: None, pipes: None) -> None:
+        """Though nothing was under way when it was killed."""
+        sender, child = with_receiver_process(lab)
+        child.send(signal.SIGKILL)
+        child.wait()
+        send_to_the_dead(lambda number: sender.send(numbered(number), soon()))
 
     def test_a_killed_sender_does_not_disturb_the_others(self, lab: Lab, processes: None, pipes: None) -> None:
         """Senders come and go."""

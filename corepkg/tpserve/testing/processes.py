@@ -152,19 +152,20 @@ def number_of(frame: bytes) -> int:
     return int.from_bytes(frame[:8], "little")
 
 
-def follow(transport: Transport, address: str, follower: int, followers: int, count: int) -> None:
-    """Read ``count`` numbered frames as a follower."""
+def follow(transport: Transport, address: str, follower: int, followers: int) -> None:
+    """Read numbered frames as a follower until the leader leaves."""
     end = transport.fanout_receiver(address, follower, followers)
     end.connect(_soon())
     _report(ready=True)
-    seen: list[int] = []
+    received = 0
+    in_order = True
     try:
-        while len(seen) < count:
-            seen += map(number_of, end.recv_many(min(CHUNK, count - len(seen)), _soon()))
+        while True:
+            (frame,) = end.recv_many(1, _soon())
+            in_order &= frame == numbered(received, len(frame))
+            received += 1
     except TpserveError as error:
-        _report(error=type(error).__name__, in_order=seen == list(range(len(seen))))
-        return
-    _report(received=len(seen), in_order=seen == list(range(count)))
+        _report(error=type(error).__name__, received=received, in_order=in_order)
 
 
 def lead(transport: Transport, address: str, followers: int, count: int) -> None:
@@ -179,11 +180,18 @@ def lead(transport: Transport, address: str, followers: int, count: int) -> None
 
 
 def collect(transport: Transport, address: str) -> None:
-    """Read from a pipe until killed."""
+    """Read numbered frames from a pipe until an empty one comes."""
     end = transport.pipe_receiver(address)
     _report(ready=True)
+    received = 0
+    in_order = True
     while True:
-        end.recv_many(CHUNK, 1 << 30, math.inf)
+        for frame in end.recv_many(CHUNK, 1 << 30, math.inf):
+            if not frame:
+                _report(received=received, in_order=in_order)
+                return
+            in_order &= frame == numbered(received, len(frame))
+            received += 1
 
 
 def feed(transport: Transport, address: str, count: int) -> None:

@@ -30,6 +30,7 @@ CONTRACTS = (
     "pipes",
     "policy",
     "queues",
+    "rounds",
     "sync",
     "transport",
 )

@@ -13,16 +13,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import msgspec
 import pytest
 
-from tpserve.api import Closed, TransportError, TransportSpec
+from tpserve.api import (
+    Closed,
+    DeadlineExceeded,
+    FanoutReceiver,
+    FanoutSender,
+    NoOptions,
+    SyncContext,
+    TransportError,
+    TransportSpec,
+)
+from tpserve.sync.inband import InbandSync
 from tpserve.testing.fanout import FanoutContract
-from tpserve.testing.lab import Lab, open_files, soon
+from tpserve.testing.lab import Lab, Task, open_files, soon
 from tpserve.testing.links import fan_out, pipe
 from tpserve.testing.pipes import PipeContract
+from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
 
 __all__ = ["TransportContract"]
 
@@ -30,23 +42,45 @@ HEAVY = ("torch", "zmq", "pynng", "flashinfer", "triton")
 
 
 class TransportContract(FanoutContract, PipeContract):
-    """Subclass it, with the fixture ``spec``.
+    """Subclass it, with the fixture ``spec``, whose capabilities say what is tried."""
 
-    Attributes:
-        schemes: kinds of address to try, ``ipc`` and ``tcp``.
-    """
+    def test_rounds_are_the_same_for_every_rank(self, lab: Lab) -> None:
+        """As the ranks of a server use the fan-out."""
+        self._check_rounds(lab, *fan_out(lab, 2), in_order=True)
+
+    @MEDDLING
+    def test_a_rank_stops_when_somebody_meddles(self, lab: Lab, way: str) -> None:
+        """With a message on its way: an error that names rank and round, and neither a hang nor a wrong round."""
+        leader, *followers = fan_out(lab, 2)
+        self._check_rounds(lab, Meddler(leader, way, victim=4), *followers, in_order=False)
+
+    def _check_rounds(self, lab: Lab, *ends: FanoutSender | FanoutReceiver, in_order: bool) -> None:
+        contexts = [SyncContext(rank, len(ends), lab.directory, "rounds", end) for rank, end in enumerate(ends)]
+        syncs = [InbandSync(NoOptions(), context) for context in contexts]
+        for task in [Task(sync.connect, soon()) for sync in syncs]:
+            task.result()
+        check_rounds(syncs, in_order)
+        for sync in syncs:
+            sync.close()
 
     def test_closing_leaves_no_file_and_no_descriptor(self, lab: Lab) -> None:
         """What a library opens once for the whole process does not count."""
 
         def use() -> None:
             leader, follower = fan_out(lab, 1)
-            leader.send_many([b"frame"], soon())
-            follower.recv_many(1, soon())
+            for _ in range(10):
+                leader.send_many([b"frame"], soon())
+                follower.recv_many(1, soon())
+            with pytest.raises(DeadlineExceeded):
+                follower.recv_many(1, time.monotonic() + 0.05)
+            with pytest.raises(DeadlineExceeded):
+                lab.transport().fanout_receiver(lab.address(), 0, 1).connect(time.monotonic() + 0.05)
             if lab.spec.capabilities.pipes:
                 receiver, sender = pipe(lab, 1)
-                sender.send(b"frame", soon())
-                receiver.recv_many(1, 1, soon())
+                for _ in range(10):
+                    sender.send(b"frame", soon())
+                    receiver.recv_many(1, 1, soon())
+                receiver.recv_many(1, 1, time.monotonic() + 0.05)
             lab.close_transports()
 
         use()

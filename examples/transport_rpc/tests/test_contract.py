@@ -13,8 +13,6 @@ class TestPackage(PackageContract):
 
 
 class TestRpc(TransportContract):
-    schemes = ("ipc", "tcp")
-
     @pytest.fixture
     def spec(self) -> TransportSpec:
         return tpserve_transports()[0]

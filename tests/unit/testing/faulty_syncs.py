@@ -1,12 +1,17 @@
-"""Syncs that each break one promise, made from the gloo one; and the contract applied to the one in FAULT."""
+"""Syncs that each break one promise, made from built-in ones; and the contract applied to the one in FAULT."""
 
 import os
+import struct
+import time
 
 import pytest
 
-from tpserve.api import SyncSpec
+from tpserve.api import Announcement, PeerLost, SyncSpec
 from tpserve.sync.gloo import GlooSync
+from tpserve.sync.inband import InbandSync
 from tpserve.testing.sync import SyncContract
+
+FIVE = struct.Struct("<5q")
 
 
 class Sound(GlooSync):
@@ -20,9 +25,33 @@ class Losing(GlooSync):
 
 
 class Repeating(GlooSync):
+    """Now and then, so that a few hundred announcements show nothing."""
+
     def announce(self, announcement, deadline):
-        for _ in range(2 if announcement.round == 100 else 1):
+        for _ in range(2 if announcement.round % 500 == 499 else 1):
             super().announce(announcement, deadline)
+
+
+class Babbling(GlooSync):
+    """Repeats the last one, which nobody compares with a next one."""
+
+    def announce(self, announcement, deadline):
+        for _ in range(2 if announcement.round == 2600 else 1):
+            super().announce(announcement, deadline)
+
+
+class Frameless(GlooSync):
+    """Announces a round and forgets to send it."""
+
+    def send_round(self, announcement, frames, deadline):
+        self.announce(announcement, deadline)
+
+
+class Generous(GlooSync):
+    """Sends a round's frames twice."""
+
+    def send_round(self, announcement, frames, deadline):
+        super().send_round(announcement, [*frames, *frames], deadline)
 
 
 class Waiting(GlooSync):
@@ -46,6 +75,63 @@ class Abrupt(GlooSync):
     def close(self):
         self._posted.clear()
         super().close()
+
+
+class Leaking(GlooSync):
+    """Opens something to wait with, each time."""
+
+    def barrier(self, deadline):
+        os.eventfd(0)
+        super().barrier(deadline)
+
+
+class Slow(GlooSync):
+    """Notices a death too late."""
+
+    def announce(self, announcement, deadline):
+        self.late(super().announce, announcement, deadline)
+
+    def receive(self, deadline):
+        return self.late(super().receive, deadline)
+
+    def late(self, call, *arguments):
+        try:
+            return call(*arguments)
+        except PeerLost:
+            time.sleep(3)
+            raise
+
+
+class Swallowing(GlooSync):
+    """Says nothing of a death for a while."""
+
+    swallowed = 0
+
+    def announce(self, announcement, deadline):
+        try:
+            super().announce(announcement, deadline)
+        except PeerLost:
+            self.swallowed += 1
+            if self.swallowed > 100:
+                raise
+
+
+class Credulous(InbandSync):
+    """Takes what comes for the next announcement."""
+
+    def send_round(self, announcement, frames, deadline):
+        said = FIVE.pack(
+            announcement.round,
+            announcement.first_frame,
+            announcement.count,
+            announcement.digest_round,
+            announcement.digest,
+        )
+        self.context.fanout.send_many([said, *frames], deadline)
+
+    def receive(self, deadline):
+        (frame,) = self.context.fanout.recv_many(1, deadline)
+        return Announcement(*FIVE.unpack(frame))
 
 
 class TestFaulty(SyncContract):

@@ -43,6 +43,6 @@ def tpserve_transports() -> list[TransportSpec]:
             factory="tpserve_transport_rpc.transport:RpcTransport",
             options=RpcOptions,
             requires=("rpyc>=6",),
-            capabilities=TransportCapabilities(fanout=True, pipes=False, multi_process=True, multi_node=False),
+            capabilities=TransportCapabilities(fanout=True, pipes=False, multi_process=True, schemes=("ipc", "tcp")),
         )
     ]
