@@ -6,12 +6,13 @@ import pytest
 
 from tpserve.testing import lab, processes
 
-FAULTY = Path(__file__).with_name("faulty_transports.py")
+INSIDE = Path(__file__).with_name("faulty_transports.py")
+BETWEEN = Path(__file__).with_name("faulty_zmq.py")
 
 
-def passes(test: str) -> bool:
+def passes(faulty: Path, test: str) -> bool:
     """Run one test of the contract in this process."""
-    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", f"{FAULTY}::TestFaulty::{test}"]
+    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", f"{faulty}::TestFaulty::{test}"]
     code = pytest.main(arguments)
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
     return code == pytest.ExitCode.OK
@@ -34,9 +35,31 @@ def passes(test: str) -> bool:
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, fault, test):
+    find(monkeypatch, INSIDE, 2.0, fault, test)
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("Dropping", "test_a_stopped_follower_gets_a_burst_later"),
+        ("Dropping", "test_a_stopped_receiver_gets_a_burst_later"),
+        ("Hoarding", "test_a_stopped_follower_gets_a_burst_later"),
+        ("Uncounting", "test_a_sender_of_empty_frames_waits_too"),
+        ("Slow", "test_a_killed_follower_is_an_error_at_the_leader"),
+        ("Swallowing", "test_a_killed_follower_is_an_error_at_the_next_send"),
+        ("Leaking", "test_closing_leaves_no_file_and_no_descriptor"),
+    ],
+)
+def test_a_broken_promise_between_processes_is_found(monkeypatch, fault, test):
+    monkeypatch.setattr(lab, "NOTICE", 1.5)
+    find(monkeypatch, BETWEEN, 10.0, fault, test)
+
+
+def find(monkeypatch, faulty: Path, patience: float, fault: str, test: str) -> None:
+    """See a sound transport pass a test, and a faulty one fail it."""
     for module in (lab, processes):
-        monkeypatch.setattr(module, "PATIENCE", 2.0)
+        monkeypatch.setattr(module, "PATIENCE", patience)
     monkeypatch.setenv("FAULT", "Sound")
-    assert passes(test)
+    assert passes(faulty, test)
     monkeypatch.setenv("FAULT", fault)
-    assert not passes(test)
+    assert not passes(faulty, test)

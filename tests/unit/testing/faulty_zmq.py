@@ -1,0 +1,146 @@
+"""Transports that each break one promise between processes, made from zmq; and the contract applied to FAULT's."""
+
+import os
+import time
+
+import pytest
+
+from tpserve.api import PeerLost, TransportCapabilities, TransportSpec
+from tpserve.testing.transport import TransportContract
+from tpserve_transport_zmq.fanout import ZmqFanoutSender
+from tpserve_transport_zmq.pipe import ZmqPipeSender
+from tpserve_transport_zmq.plugin import ZmqOptions
+from tpserve_transport_zmq.transport import ZmqTransport
+
+
+class Sender(ZmqFanoutSender):
+    """Breaks nothing."""
+
+
+class PipeSender(ZmqPipeSender):
+    """Breaks nothing."""
+
+
+class DroppingSender(Sender):
+    """Drops a frame in 10,000, once it had to wait."""
+
+    sent = 0
+    has_waited = False
+
+    def _await_room(self, batch, deadline):
+        self.has_waited = True
+        super()._await_room(batch, deadline)
+
+    def send_many(self, frames, deadline):
+        self.sent += 1
+        if not (self.has_waited and self.sent % 10_000 == 0):
+            super().send_many(frames, deadline)
+
+
+class DroppingPipeSender(PipeSender):
+    sent = 0
+
+    def send(self, frame, deadline):
+        self.sent += 1
+        if self.sent % 10_000:
+            super().send(frame, deadline)
+
+
+class HoardingSender(Sender):
+    """Keeps a copy of what it has sent."""
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        self.kept = []
+
+    def send_many(self, frames, deadline):
+        super().send_many(frames, deadline)
+        self.kept += [bytearray(frame) * 2 for frame in frames]
+
+
+class UncountingSender(Sender):
+    """Does not hold empty frames back."""
+
+    def send_many(self, frames, deadline):
+        super().send_many([frame for frame in frames if frame], deadline)
+
+
+class SlowSender(Sender):
+    """Notices a death too late."""
+
+    def send_many(self, frames, deadline):
+        try:
+            super().send_many(frames, deadline)
+        except PeerLost:
+            time.sleep(3)
+            raise
+
+
+class SwallowingSender(Sender):
+    """Says nothing of a death for a while."""
+
+    swallowed = 0
+
+    def send_many(self, frames, deadline):
+        try:
+            super().send_many(frames, deadline)
+        except PeerLost:
+            self.swallowed += 1
+            if self.swallowed > 100:
+                raise
+
+
+class LeakingSender(Sender):
+    def send_many(self, frames, deadline):
+        os.eventfd(0)
+        super().send_many(frames, deadline)
+
+
+class Sound(ZmqTransport):
+    """Breaks nothing; subclasses say what sends."""
+
+    fanout_out = Sender
+    pipe_out = PipeSender
+
+    def fanout_sender(self, address, followers):
+        return self._keep(self.fanout_out(self._context, self._options, address, followers))
+
+    def pipe_sender(self, address):
+        return self._keep(self.pipe_out(self._context, self._options, address))
+
+
+class Dropping(Sound):
+    fanout_out = DroppingSender
+    pipe_out = DroppingPipeSender
+
+
+class Hoarding(Sound):
+    fanout_out = HoardingSender
+
+
+class Uncounting(Sound):
+    fanout_out = UncountingSender
+
+
+class Slow(Sound):
+    fanout_out = SlowSender
+
+
+class Swallowing(Sound):
+    fanout_out = SwallowingSender
+
+
+class Leaking(Sound):
+    fanout_out = LeakingSender
+
+
+class TestFaulty(TransportContract):
+    @pytest.fixture
+    def spec(self):
+        return TransportSpec(
+            name="faulty",
+            summary="breaks a promise",
+            factory=f"{__name__}:{os.environ['FAULT']}",
+            options=ZmqOptions,
+            capabilities=TransportCapabilities(fanout=True, pipes=True),
+        )
