@@ -49,7 +49,7 @@ UNBOUNDED = 1 << 30
 UNCOUNTED = 1 << 24
 """And so has one that gets as many empty frames ahead: they take memory too."""
 
-BURST_SIZE = 4096
+BURST_SIZE, BATCH = 4096, 5
 STANDSTILL = 0.4
 """Seconds after which a sender that has not moved waits for room."""
 
@@ -181,7 +181,7 @@ def overrun(send: Callable[[bytes, float], object]) -> int:
     pytest.fail(f"a sender got {UNBOUNDED} bytes ahead")
 
 
-def burst_at_a_standstill(send: Callable[[bytes, float], object], child: Child) -> int:
+def burst_at_a_standstill(send: Callable[[Sequence[bytes], float], object], child: Child) -> int:
     """Stop a process that reads, send until there is no room left, and go on when it reads: 20,000 frames at least.
 
     While nothing moves, this process may have taken memory for what it has accepted, and no more.
@@ -195,8 +195,8 @@ def burst_at_a_standstill(send: Callable[[bytes, float], object], child: Child) 
     def send_on() -> None:
         nonlocal sent
         while sent < last:
-            send(numbered(sent, BURST_SIZE), soon())
-            sent += 1
+            send([numbered(number, BURST_SIZE) for number in range(sent, sent + BATCH)], soon())
+            sent += BATCH
 
     child.send(signal.SIGSTOP)
     before, seen = memory(), -1

@@ -110,7 +110,7 @@ class PipeContract(LinkContract):
     def test_a_stopped_receiver_gets_a_burst_later(self, lab: Lab, processes: None, pipes: None) -> None:
         """More than a sender may be ahead, to a reader that stands still: memory is bounded and no frame is lost."""
         sender, child = with_receiver_process(lab)
-        sent = burst_at_a_standstill(sender.send, child)
+        sent = burst_at_a_standstill(lambda frames, deadline: [sender.send(each, deadline) for each in frames], child)
         sender.send(b"", soon())
         assert child.report() == {"received": sent, "in_order": True}
 

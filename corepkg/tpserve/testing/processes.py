@@ -153,7 +153,7 @@ def number_of(frame: bytes) -> int:
 
 
 def follow(transport: Transport, address: str, follower: int, followers: int) -> None:
-    """Read numbered frames as a follower until the leader leaves."""
+    """Read numbered frames as a follower until an empty one comes."""
     end = transport.fanout_receiver(address, follower, followers)
     end.connect(_soon())
     _report(ready=True)
@@ -162,10 +162,14 @@ def follow(transport: Transport, address: str, follower: int, followers: int) ->
     try:
         while True:
             (frame,) = end.recv_many(1, _soon())
+            if not frame:
+                break
             in_order &= frame == numbered(received, len(frame))
             received += 1
     except TpserveError as error:
         _report(error=type(error).__name__, received=received, in_order=in_order)
+        return
+    _report(received=received, in_order=in_order)
 
 
 def lead(transport: Transport, address: str, followers: int, count: int) -> None:
