@@ -129,7 +129,7 @@ def test_files_that_cannot_be_used(write, made, tmp_path):
 def test_the_output_keeps_the_order_of_the_input(write, made, tmp_path):
     path = write({"prompt": "a", "id": 17}, {"prompt": "é"}, "", {"prompt": "c", "id": "x"})
     output = tmp_path / "out.jsonl"
-    result = run(path, "some/model", "-o", output, "--tp", "2", "--option", "policy.fcfs.x=1")
+    result = run(path, "some/model", "-o", output, "--tp", "2", "--option", "policy.fcfs.reserve=1")
     assert result.exit_code == 0, result.exception
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"index": 0, "text": "a!", "token_ids": [0], "finish_reason": "stop", "prompt_tokens": 7, "id": 17},
@@ -137,7 +137,11 @@ def test_the_output_keeps_the_order_of_the_input(write, made, tmp_path):
         {"index": 2, "text": "c!", "token_ids": [2], "finish_reason": "stop", "prompt_tokens": 7, "id": "x"},
     ]
     settings, closed = made
-    assert (settings["model"], settings["tp"], settings["options"]) == ("some/model", 2, {"policy.fcfs": {"x": "1"}})
+    assert (settings["model"], settings["tp"], settings["options"]) == (
+        "some/model",
+        2,
+        {"policy.fcfs": {"reserve": "1"}},
+    )
     assert closed == "closed"
 
 

@@ -96,7 +96,7 @@ def test_flags_win_over_environment_and_file(
         (["--tp", "5"], "error: a model with 9 query heads and 3 KV heads cannot be split over 5 ranks\n"),
         (["--device", "cuda"], "error: no CUDA device can be used: "),
         (["--port", "70000"], "error: --port: expected an integer from 0 to 65535, found 70000\n"),
-        (["-o", "transport.nonesuch=1"], "error: transport.zmq has no option 'nonesuch'\n"),
+        (["-o", "transport.nonesuch=1"], "error: -o transport.nonesuch=1: no transport has an option 'nonesuch'\n"),
     ],
 )
 def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags: list[str], error: str) -> None:
