@@ -92,13 +92,15 @@ def test_requests_past_the_limit_are_turned_away_until_others_are_over(
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_past_its_queue_it_answers_429(codec: TextCodec, is_streaming: bool) -> None:
     asked = {**ENDLESS, "stream": is_streaming}
-    with FakeServer(codec, endless, ServeConfig(max_queued_requests=2, drain_timeout=0.5)) as server:
+    with FakeServer(
+        codec, endless, ServeConfig(max_running_requests=1, max_queued_requests=1, drain_timeout=0.5)
+    ) as server:
         server.start()
         with httpx.Client(base_url=server.url, timeout=60.0) as client, held(server, 2) as requests:
             refused = client.post("/v1/completions", json=asked)
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
             assert refused.json()["error"] == {
-                "message": "2 requests wait to be started, the most that may",
+                "message": "as many requests as may wait behind those that run: 1",
                 "type": "rate_limit_error",
                 "param": None,
                 "code": "queue_full",
