@@ -42,7 +42,7 @@ def launch(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A Hugging Face folder, a .gguf file, or an id on its hub; the embedded model if left out.",
             show_default=False,
         ),

@@ -159,3 +159,21 @@ def test_a_prompt_that_does_not_fit_is_named_by_its_line(write, made, tmp_path):
     assert result.exception.message == f"{path}, line 3: the prompt has too many tokens"
     assert output.read_text() == "of an earlier run"
     assert made[-1] == "closed"
+
+
+def test_a_plugin_option_is_not_taken_for_a_file(write):
+    refused = run(write({"prompt": "a"}), "-o", "policy.reserve=1").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.hint == "Set a plugin's option with --option policy.reserve=1"
+
+
+def test_a_full_disk_is_one_line(write, made):
+    refused = run(write({"prompt": "a"}), "-o", "/dev/full").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.message == "/dev/full cannot be written: No space left on device"
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    refused = run(tmp_path / "none.jsonl").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.message == f"{tmp_path}/none.jsonl cannot be read: No such file or directory"
