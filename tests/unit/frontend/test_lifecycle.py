@@ -56,7 +56,7 @@ def test_answers_503_until_the_warm_up_has_gone_through(server: FakeServer, clie
     assert (refused.status_code, error_of(refused), refused.headers["Retry-After"]) == (503, "starting", "1")
     assert client.get("/v1/models").status_code == 200
     server.start()
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.head("/health").status_code == 200
     assert client.post("/v1/completions", json=ENDLESS).status_code == 200
 
 
@@ -138,6 +138,7 @@ def test_after_a_death_the_next_generation_serves_and_finishes_what_is_in_flight
             server.go_down("rank 1 died")
             server.wait(lambda: client.get("/health").status_code == 503)
             assert client.get("/health").json()["reason"] == "rank 1 died"
+            assert client.head("/health").status_code == 503
             refused = client.post("/v1/completions", json=ENDLESS)
             assert (refused.status_code, error_of(refused)) == (503, "rank 1 died")
             server.go.set()
