@@ -119,3 +119,13 @@ def test_a_busy_port_is_noticed_before_anything_is_loaded(run_cli: Any) -> None:
 def test_json_without_a_dry_run(run_cli: Any) -> None:
     done = run_cli("launch", "--json")
     assert (done.returncode, done.stderr) == (2, "error: --json goes with --dry-run\n")
+
+
+def test_limits_that_cannot_be_met_as_they_were_asked_for_are_told(run_cli: Any, model: str) -> None:
+    lines = run_cli("launch", model, "--dry-run", "--max-context", "1000000", "--kv-tokens", "1000").stdout.splitlines()
+    rows = {line.split()[0]: line for line in lines}
+    assert "the model's limit, below 1,000,000" in rows["context"]
+    assert rows["KV"].split()[2:] == ["1,008", "tokens", "1,000", "in", "whole", "pages", "of", "16"]
+    assert not {"context", "KV"} & {
+        line.split()[0] for line in run_cli("launch", model, "--dry-run").stdout.splitlines()
+    }
