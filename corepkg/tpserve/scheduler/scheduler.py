@@ -290,18 +290,16 @@ class Scheduler:
         """
         for request in full:
             while request.slot != NO_SLOT and not self.capacity.available:
-                unfinished = self._unfinished()
-                if len(unfinished) < len(self.queues.running):
+                if self.queues.has_ending:
                     return
-                self._retract(max(unfinished, key=lambda each: each.arrival), batch)
+                self._retract(self._youngest(), batch)
             if request.slot != NO_SLOT:
                 index = request.length // self._limits.page_size
                 batch.give(request, index, [self.capacity.grow(request)])
 
-    def _unfinished(self) -> list[Request]:
-        """The running requests that need more than their last token."""
-        decoding = self.queues.decoding
-        return [each for each in self.queues.running.values() if each.pending or each.uid in decoding]
+    def _youngest(self) -> Request:
+        """The running request that arrived last."""
+        return max(self.queues.running.values(), key=lambda request: request.arrival)
 
     def _retract(self, request: Request, batch: Batch) -> None:
         """Take back what a request holds; it waits again, to be computed anew as far as that is not cached then."""
