@@ -16,6 +16,7 @@ install: $(INSTALLED)  ## make .venv with the whole workspace, editable, and get
 
 $(INSTALLED): pyproject.toml constraints-cpu.txt $(PACKAGES:=/pyproject.toml)
 	test -x $(BIN)/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-cpu.txt -e '.[dev]' $(addprefix -e ,$(PACKAGES))
 	$(BIN)/tpserve model get
 	@touch $@
@@ -41,7 +42,7 @@ docs: install        ## rewrite the reference part of docs/cli.md
 sim: install         ## simulate leaders and followers until something is wrong; ARGS='--minutes 5' adds flags
 	$(BIN)/python -m tpserve.testing.sim $(ARGS)
 
-bench-smoke: install ## the numbers of the README, as JSON
+bench-smoke: install ## tpserve against transformers.generate on the embedded model, as JSON
 	$(BIN)/python -m tpserve.bench.smoke $(ARGS)
 
 clean:               ## remove the environment and caches

@@ -56,8 +56,8 @@ def command_section(title: str, command: Any) -> str:
 
 def argument_name(argument: Any) -> str:
     """An argument as the usage line shows it."""
-    name = str(argument.metavar or argument.name.upper()).strip("[]")
-    return name if argument.required else f"[{name}]"
+    name = str(argument.metavar or argument.name.upper())
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs == -1 else "")
 
 
 def cell(text: str | None) -> str:

@@ -47,7 +47,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         cache: ``radix`` keeps computed pages for prompts that begin alike; ``none`` does not.
         overlap: decide the next round while a step is computed.
         max_requests: most requests in flight; past it the server answers 503 with Retry-After.
-        max_queued_requests: most that have not started; past it the server answers 429 with Retry-After. 0: no limit.
+        max_queued_requests: most beyond ``max_running_requests``; past it, 429 with Retry-After. 0: no limit.
         tokenizers: tokenizer processes.
         detokenizers: detokenizer processes.
         threads: compute threads a rank on the CPU; 0 shares the cores out.

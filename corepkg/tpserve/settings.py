@@ -21,7 +21,7 @@ import msgspec
 
 from tpserve.api.specs import KINDS
 from tpserve.config import ServeConfig
-from tpserve.errors import ConfigError
+from tpserve.errors import ConfigError, UserError
 from tpserve.values import closest, convert, did_you_mean
 
 __all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown_variables"]
@@ -36,11 +36,21 @@ _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Serv
 OptionTable = dict[str, dict[str, Any]]
 
 
+class _Given(msgspec.Struct, frozen=True):
+    """What was written for an option, and where."""
+
+    value: Any
+    source: str
+
+
+_GivenTable = dict[str, dict[str, _Given]]
+
+
 class _Layer(msgspec.Struct, frozen=True):
     """What one source sets: checked settings, and plugin options still as they were written."""
 
     settings: dict[str, Any]
-    options: OptionTable = {}
+    options: _GivenTable = {}
 
 
 def load_settings(
@@ -69,11 +79,11 @@ def load_settings(
         _from_command_line(cli, option_flags, label or flag_name),
     ]
     settings: dict[str, Any] = {}
-    options: OptionTable = {}
+    options: _GivenTable = {}
     for layer in layers:
         settings |= layer.settings
         options = _merge_options(options, layer.options)
-    config = ServeConfig(**settings, options=options)
+    config = ServeConfig(**settings, options=_checked_options(options))
     if not config.heartbeat < config.watchdog:
         raise ConfigError(
             f"heartbeat is {config.heartbeat:g} s and watchdog {config.watchdog:g} s",
@@ -118,7 +128,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: Callable[[str], str]) -> _Layer:
     given = {key: value for key, value in cli.items() if value is not None and key != "options"}
-    options: OptionTable = {}
+    options: _GivenTable = {}
     for text in option_flags:
         key, separator, value = text.partition("=")
         if not separator:
@@ -136,7 +146,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         for field, variable in variables.items()
         if variable in environ and variable not in OTHER_VARIABLES
     }
-    options: OptionTable = {}
+    options: _GivenTable = {}
     for name in sorted(environ):
         key = _option_of_variable(name)
         if key is not None:
@@ -147,7 +157,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
 def _from_file(file: Path) -> _Layer:
     content = _read_yaml(file)
     written = {str(key).replace("-", "_"): value for key, value in content.items()}
-    options: OptionTable = {}
+    options: _GivenTable = {}
     table = written.pop("options", None) or {}
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: options: expected a mapping, found {table!r}")
@@ -184,7 +194,7 @@ def _check(values: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, 
     return checked
 
 
-def _put_option(options: OptionTable, key: str, value: Any, source: str) -> None:
+def _put_option(options: _GivenTable, key: str, value: Any, source: str) -> None:
     """Add ``kind.field``, ``kind.name.field``, or a mapping of fields at ``kind`` or ``kind.name``."""
     parts = key.split(".")
     if parts[0] not in KINDS:
@@ -193,9 +203,25 @@ def _put_option(options: OptionTable, key: str, value: Any, source: str) -> None
         for field, inner in value.items():
             _put_option(options, f"{key}.{field}", inner, source)
     elif len(parts) in (2, 3) and all(parts):
-        options.setdefault(".".join(parts[:-1]), {})[parts[-1]] = value
+        options.setdefault(".".join(parts[:-1]), {})[parts[-1]] = _Given(value, source)
     else:
         raise ConfigError(f"{source}: {key!r} names no option", "Write kind.field or kind.name.field")
+
+
+def _checked_options(options: _GivenTable) -> OptionTable:
+    """The values, each checked: options of plugins that are not used too, for they are misspelt as easily."""
+    if options:
+        from tpserve.plugins.registry import Registry
+
+        registry = Registry.discover()
+    for scope, fields in options.items():
+        kind, _, name = scope.partition(".")
+        for field, given in fields.items():
+            try:
+                registry.check_option(kind, name or None, field, given.value)
+            except UserError as error:
+                raise ConfigError(f"{given.source}: {error.message}", error.hint) from None
+    return {scope: {field: given.value for field, given in fields.items()} for scope, fields in options.items()}
 
 
 def _option_of_variable(name: str) -> str | None:
@@ -205,7 +231,7 @@ def _option_of_variable(name: str) -> str | None:
     return ".".join(parts) if is_option else None
 
 
-def _merge_options(under: OptionTable, over: OptionTable) -> OptionTable:
+def _merge_options(under: _GivenTable, over: _GivenTable) -> _GivenTable:
     """Lay one source's options over another's; a field set for a kind displaces older ones of single plugins."""
     merged = {scope: dict(fields) for scope, fields in under.items()}
     for scope, fields in over.items():
@@ -215,5 +241,5 @@ def _merge_options(under: OptionTable, over: OptionTable) -> OptionTable:
     return {scope: fields for scope, fields in merged.items() if fields}
 
 
-def _scopes_within(options: OptionTable, kind: str) -> Iterator[str]:
+def _scopes_within(options: _GivenTable, kind: str) -> Iterator[str]:
     return (scope for scope in list(options) if scope.startswith(kind + "."))

@@ -22,9 +22,10 @@ def secure_streams() -> None:
     open_descriptors()
     sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115
-    errors = io.BufferedWriter(_Lossy(2, "w", closefd=False))
-    encoding = sys.stderr.encoding if sys.stderr else "utf-8"
-    sys.stderr = io.TextIOWrapper(errors, encoding, "backslashreplace", line_buffering=True)
+    if sys.stderr is sys.__stderr__:  # what somebody has put in its place is not ours to change
+        errors = io.BufferedWriter(_Lossy(2, "w", closefd=False))
+        encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+        sys.stderr = io.TextIOWrapper(errors, encoding, "backslashreplace", line_buffering=True)
 
 
 def open_descriptors() -> None:

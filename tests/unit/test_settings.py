@@ -9,6 +9,7 @@ import pytest
 
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
+from tpserve.plugins.registry import Registry
 from tpserve.settings import flag_name, kind_flag, load_settings, plugin_options, unknown_variables
 
 
@@ -20,6 +21,12 @@ def write(tmp_path: Path) -> Any:
         return file
 
     return write_file
+
+
+@pytest.fixture
+def made_up_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that no plugin has pass."""
+    monkeypatch.setattr(Registry, "check_option", lambda *_: None)
 
 
 def load(
@@ -104,6 +111,7 @@ def test_an_empty_file_sets_nothing(write: Any) -> None:
     assert load(file=write("# nothing\n")) == ServeConfig()
 
 
+@pytest.mark.usefixtures("made_up_options")
 def test_options_are_read_from_every_source(write: Any) -> None:
     file = write("options:\n  transport: {a: 1, nng: {b: 2}}\n  transport.zmq: {c: 3}\n  policy.depth: 4\n")
     environ = {"TPSERVE_OPTIONS__SYNC__TIMEOUT": "5", "TPSERVE_OPTIONS__TRANSPORT__NNG__D": "6"}
@@ -121,6 +129,7 @@ def test_options_are_read_from_every_source(write: Any) -> None:
     }
 
 
+@pytest.mark.usefixtures("made_up_options")
 def test_a_named_plugin_wins_within_a_source_and_a_later_source_wins_over_it(write: Any) -> None:
     file = write("options: {transport: {a: 1, b: 1}, transport.nng: {a: 2, b: 2}}")
 
@@ -134,6 +143,7 @@ def test_a_named_plugin_wins_within_a_source_and_a_later_source_wins_over_it(wri
     assert plugin_options(over, "policy", "fcfs") == {}
 
 
+@pytest.mark.usefixtures("made_up_options")
 def test_options_may_come_as_a_table_from_python() -> None:
     config = load(cli={"options": {"transport": {"a": 1}}})
 
@@ -145,6 +155,7 @@ def test_names_in_errors_can_be_those_of_a_python_caller() -> None:
         load_settings({"tp": 0}, [], None, {}, label=str)
 
 
+@pytest.mark.usefixtures("made_up_options")
 def test_unknown_variables_are_named_and_never_an_error() -> None:
     environ = {
         "TPSERVE_PRT": "1",
@@ -166,3 +177,28 @@ def test_flags_of_settings_and_kinds() -> None:
     assert flag_name("max_running_requests") == "--max-running-requests"
     assert kind_flag("attention") == "--attn"
     assert kind_flag("transport") == "--transport"
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("transport.nng.nope=1", "-o transport.nng.nope=1: transport.nng has no option 'nope'"),
+        ("transport.bogus.nope=1", "-o transport.bogus.nope=1: there is no transport plugin named 'bogus'"),
+        ("comm.whatever=1", "-o comm.whatever=1: no comm has an option 'whatever'"),
+        ("transport.zmq.send_buffer=x", "-o transport.zmq.send_buffer=x: option transport.zmq.send_buffer: "),
+        ("transport.send_buffer=x", "-o transport.send_buffer=x: option transport."),
+    ],
+)
+def test_options_of_parts_that_are_not_used_are_checked_too(flag: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, [flag], None, {})
+    assert caught.value.message.startswith(says)
+
+
+def test_a_wrong_option_names_the_variable_or_the_file_that_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("options: {transport.nng: {nope: 1}}")
+    with pytest.raises(ConfigError, match=r"settings\.yaml: options\.transport\.nng: transport\.nng has no option"):
+        load_settings({}, [], file, {})
+    with pytest.raises(ConfigError, match="TPSERVE_OPTIONS__COMM__NOPE: no comm has an option"):
+        load_settings({}, [], None, {"TPSERVE_OPTIONS__COMM__NOPE": "1"})

@@ -26,17 +26,18 @@ from tpserve.offline.llm import LLM
 __all__ = ["WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
 
 APART = 1_000_000
+LARGEST = 40_000
 WARM_UP = 8
 """Requests of the run that does not count."""
 
 PACKAGES = ("tpserve", "torch", "transformers")
 
-WORKLOADS: dict[str, Callable[[int, int], Workload]] = {
-    "mixed": workload.mixed,
-    "fixed": lambda requests, seed: Workload(workload.fixed(requests, 128, seed), [64] * requests),
-    "shared": lambda requests, seed: workload.shared_prefix(8, -(-requests // 8), 512, 32, 16, seed),
+WORKLOADS: dict[str, Callable[[int, int, int], Workload]] = {
+    "mixed": lambda requests, seed, vocab: workload.mixed(requests, seed),
+    "fixed": lambda requests, seed, vocab: Workload(workload.fixed(requests, 128, seed, vocab), [64] * requests),
+    "shared": lambda requests, seed, vocab: workload.shared_prefix(8, -(-requests // 8), 512, 32, 16, seed, vocab),
 }
-"""By name: from a number of requests and a seed."""
+"""By name: from a number of requests, a seed and the largest id."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -130,13 +131,14 @@ def measure(
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     with ExitStack() as engines:
         llms = {name: engines.enter_context(LLM(plan.model, **settings)) for name, settings in arms.items()}
+        largest = min(LARGEST, *(llm.limits.vocab_size - 1 for llm in llms.values()))
         for repeat in range(-1, plan.repeats):
             requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
-            work = WORKLOADS[plan.workload](requests, _seed(plan, repeat))
+            work = WORKLOADS[plan.workload](requests, _seed(plan, repeat), largest)
             for name in order.sample(list(arms), len(arms)):
                 run = _run(llms[name], work)
                 if plan.workload == "fixed":
-                    run = _with_steps(run, _run(llms[name], _first_tokens(plan, repeat)), work.outputs[0])
+                    run = _with_steps(run, _run(llms[name], _first_tokens(plan, repeat, largest)), work.outputs[0])
                 note(name, repeat, run)
                 if repeat >= 0:
                     runs[name].append(run)
@@ -171,9 +173,9 @@ def _seed(plan: Plan, repeat: int) -> int:
     return plan.seed + (repeat if repeat >= 0 else plan.repeats)
 
 
-def _first_tokens(plan: Plan, repeat: int) -> Workload:
+def _first_tokens(plan: Plan, repeat: int, largest: int) -> Workload:
     """One token of each of as many prompts, which share no prefix with those of any repeat."""
-    work = WORKLOADS[plan.workload](plan.requests, _seed(plan, repeat) + APART)
+    work = WORKLOADS[plan.workload](plan.requests, _seed(plan, repeat) + APART, largest)
     return Workload(work.prompts, [1] * len(work.prompts))
 
 

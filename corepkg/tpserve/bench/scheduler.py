@@ -23,7 +23,8 @@ from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import LocalReplies
 from tpserve.scheduler.round import Round, RoundSource
 from tpserve.scheduler.scheduler import Budget, Scheduler
-from tpserve.step import EngineLimits, Pending, Step
+from tpserve.step import EngineLimits
+from tpserve.testing.traffic import NoEngine
 from tpserve.tokens import pack_ids
 
 __all__ = ["main", "measure"]
@@ -58,7 +59,7 @@ def measure(policy: str, running: int, waiting: int, rounds: int, overlap: bool)
     made = plugin.factory()(plugin.make_options({}))
     source = _Steady(running, waiting, rounds)
     budget = Budget(running=running, step_tokens=8192, overlap=overlap)
-    Scheduler(source, LocalReplies(_write), _NoEngine(running), made, DecisionLog(0), budget).run()
+    Scheduler(source, LocalReplies(_write), NoEngine(_limits(running)), made, DecisionLog(0), budget).run()
     times = np.array(source.times) * 1e6
     quantiles = {f"p{100 * share:g}": round(float(np.quantile(times, share)), 1) for share in QUANTILES}
     return {"policy": policy, "running": running, "waiting": waiting, **quantiles}
@@ -90,25 +91,10 @@ class _Steady(RoundSource):
     def close(self) -> None: ...
 
 
-class _NoEngine:
-    """Draws the token 7, at once."""
-
-    def __init__(self, running: int) -> None:
-        pages = running * (PROMPT + OUTPUT) // PAGE_SIZE
-        self.limits = EngineLimits(pages, PAGE_SIZE, running, PROMPT + OUTPUT, vocab_size=100, eos_ids=())
-
-    def launch(self, step: Step) -> Pending:
-        return _Drawn([7 for sequence in step.sequences if sequence.sample])
-
-    def close(self) -> None: ...
-
-
-class _Drawn:
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
-
-    def tokens(self) -> list[int]:
-        return self._tokens
+def _limits(running: int) -> EngineLimits:
+    """Room for all that run, to their end."""
+    pages = running * (PROMPT + OUTPUT) // PAGE_SIZE
+    return EngineLimits(pages, PAGE_SIZE, running, PROMPT + OUTPUT, vocab_size=100, eos_ids=())
 
 
 def _write(output: StepOutput) -> None:

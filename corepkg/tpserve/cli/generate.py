@@ -13,6 +13,7 @@ import msgspec
 import typer
 from msgspec.structs import asdict
 
+from tpserve.api.specs import KINDS
 from tpserve.cli.common import command_app
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
@@ -75,7 +76,7 @@ def generate(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A folder, a .gguf file or a hub id; the embedded model if left out.",
             show_default=False,
         ),
@@ -118,7 +119,9 @@ def read_lines(path: Path, defaults: dict[str, Any]) -> list[Line]:
     """
     try:
         texts = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     lines = [_read_line(path, number, text, defaults) for number, text in enumerate(texts, 1) if text.strip()]
     if not lines:
@@ -159,6 +162,8 @@ def _prompt(fields: _Fields) -> str | list[int] | ChatPrompt:
 def _check_output(source: Path, output: Path | None) -> None:
     if output is None:
         return
+    if "=" in output.name and output.name.partition(".")[0] in KINDS:
+        raise ConfigError(f"-o {output}: -o says where to write", f"Set a plugin's option with --option {output}")
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}")
     if output.is_dir():
@@ -180,8 +185,7 @@ def _complete(source: Path, lines: list[Line], settings: ServeConfig, output: Pa
             raise ConfigError(f"{source}, line {line}: {error.message}") from None
         with _opened(output) as file:
             for completion in _in_order(bars.count(completions, len(lines))):
-                file.write(_result(completion, lines[completion.index].id))
-                file.flush()
+                _write(file, _result(completion, lines[completion.index].id), output)
 
 
 def _in_order(completions: Iterable[Completion]) -> Iterator[Completion]:
@@ -205,6 +209,18 @@ def _result(completion: Completion, id: str | int | None) -> bytes:
         id=id,
     )
     return msgspec.json.encode(result) + b"\n"
+
+
+def _write(file: IO[bytes], line: bytes, output: Path | None) -> None:
+    try:
+        file.write(line)
+        file.flush()
+    except BrokenPipeError:  # whoever read standard output has had enough
+        raise
+    except OSError as error:
+        # What is still buffered would fail once more when the file is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        raise ConfigError(f"{output or 'standard output'} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def launch(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A Hugging Face folder, a .gguf file, or an id on its hub; the embedded model if left out.",
             show_default=False,
         ),
@@ -107,7 +107,7 @@ def launch(
     max_queued_requests: Annotated[
         int | None,
         _flag(
-            "max_queued_requests", CAPACITY, "Most that have not started; past it, 429 with Retry-After. 0: no limit."
+            "max_queued_requests", CAPACITY, "Most beyond those that run; past it, 429 with Retry-After. 0: no limit."
         ),
     ] = None,
     max_messages_per_round: Annotated[

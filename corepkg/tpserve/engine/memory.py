@@ -46,7 +46,7 @@ def page_count(config: ServeConfig, shape: AttentionShape, ranks: int) -> int:
         room = min((memory.available - (1 - config.memory_fraction) * memory.total) / ranks, CPU_POOL)
     if room < page_bytes(shape):
         raise LaunchError(
-            f"no room for a KV pool: {config.memory_fraction:.0%} of the memory of {shape.device} is in use",
+            f"no room for a KV pool: {100 * config.memory_fraction:g} % of the memory of {shape.device} is in use",
             "Raise --memory-fraction, set --kv-tokens, or free memory",
         )
     useful = shape.max_running * -(-shape.max_context // shape.page_size)

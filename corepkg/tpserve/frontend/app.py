@@ -73,6 +73,7 @@ def build_app(exchange: Exchange, metrics: Metrics, model: str) -> FastAPI:
             raise _unknown_model(name)
         return _json(entry)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         if exchange.closed:

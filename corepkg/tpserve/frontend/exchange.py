@@ -80,7 +80,7 @@ class QueueFull(Unavailable):
     """
 
     def __init__(self, queued: int) -> None:
-        super().__init__(f"{queued} requests wait to be started, the most that may", "queue_full")
+        super().__init__(f"as many requests as may wait behind those that run: {queued}", "queue_full")
 
 
 class GivenUp(Unavailable):
@@ -104,17 +104,21 @@ class Exchange:
     Args:
         max_requests: the most requests in flight.
         metrics: what is counted and timed of them.
-        max_queued: the most of them that have not started; 0: as many as are in flight.
+        max_queued: the most of them beyond those that may run; 0: no limit of its own.
+        max_running: how many may run.
         worker: the api process's number, the high bits of its uids.
 
     Attributes:
         closed: why no request is admitted; empty while they are.
     """
 
-    def __init__(self, max_requests: int, metrics: Metrics, max_queued: int = 0, worker: int = 0) -> None:
+    def __init__(
+        self, max_requests: int, metrics: Metrics, max_queued: int = 0, max_running: int = 0, worker: int = 0
+    ) -> None:
         self.closed = "starting"
         self._max_requests = max_requests
-        self._max_queued = min(max_queued or max_requests, max_requests)
+        self._max_queued = max_queued
+        self._max_waiting = min(max_queued + max_running if max_queued else max_requests, max_requests)
         self._metrics = metrics
         self._uids = itertools.count(worker << WORKER_BITS)
         self._flights = Flights()
@@ -175,17 +179,17 @@ class Exchange:
 
         Raises:
             Unavailable: not ready, or too many requests are in flight.
-            QueueFull: too many of them have not started.
+            QueueFull: too many requests wait behind those that run.
             RequestError: the request cannot be sent.
         """
         if self.closed:
             raise Unavailable(self.closed)
-        if len(call.prompts) > self._max_queued:
-            raise RequestError(f"at most {self._max_queued} prompts", "prompt")
+        if len(call.prompts) > self._max_waiting:
+            raise RequestError(f"at most {self._max_waiting} prompts", "prompt")
         waiting = self._connection.backlog if self._connection else 0
         if max(len(self) + len(call.prompts), waiting) > self._max_requests:
             raise Unavailable(f"{self._max_requests} requests are in flight, the most that are admitted", "overloaded")
-        if self._flights.queued + len(call.prompts) > self._max_queued:
+        if len(self) + len(call.prompts) > self._max_waiting:
             raise QueueFull(self._max_queued)
         return self._send(call, wake, MAX_RESENDS, self._metrics)
 

@@ -32,14 +32,9 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Flights:
-    """All requests in flight, in the order of their admission.
-
-    Attributes:
-        queued: how many of them have not started.
-    """
+    """All requests in flight, in the order of their admission."""
 
     def __init__(self) -> None:
-        self.queued = 0
         self._flights: dict[int, Flight] = {}
         self._none = asyncio.Event()
         self._none.set()
@@ -54,14 +49,12 @@ class Flights:
     def add(self, request: Tokenize, answer: Answer, resends: int) -> None:
         """Remember a request that is sent for the first time."""
         self._flights[request.uid] = Flight(request, answer, resends)
-        self.queued += 1
         self._none.clear()
 
     def start(self, started: Started) -> None:
         """A request has been admitted: news only once, also if it had to be sent again."""
         answer = self.get(started.uid)
         if answer is not None and not answer.started:
-            self.queued -= 1
             answer.start(started.prompt_tokens, started.cached_tokens)
 
     def get(self, uid: int) -> Answer | None:
@@ -73,7 +66,6 @@ class Flights:
         """Forget a request, which has ended this way; its answer."""
         answer = self._flights.pop(uid).answer
         answer.meter.end(outcome)
-        self.queued -= not answer.started
         if not self._flights:
             self._none.set()
         return answer

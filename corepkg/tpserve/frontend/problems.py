@@ -90,7 +90,7 @@ def _from_validation(error: RequestValidationError) -> RequestError:
     where = path[0] + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
     if entry["type"] == "missing":
         return RequestError(f"{where} is required", where)
-    message = str(entry["msg"])
+    message = str(entry["msg"]).replace(" after validation", "")
     return RequestError(f"{where}: {message[:1].lower()}{message[1:]}", where)
 
 

@@ -17,8 +17,8 @@ from tpserve.tokens import ITEM
 
 __all__ = ["CacheCounters", "Holding", "KvPool"]
 
-AT_ONCE = 32
-"""Evicts at least so many pages: else every new page of a full pool would be a change of what is cached."""
+SHARE = 256
+"""Evicts at least this part of the pool: else every new page of a full one would be a change of what is cached."""
 
 NEVER = sys.maxsize // ITEM
 """A page that no sequence fills: with pages so large, a tree keeps nothing."""
@@ -105,7 +105,7 @@ class KvPool:
         missing = count - self._pages.free_count
         if missing > 0:
             self.version += 1
-            evicted = self._tree.evict(min(max(missing, AT_ONCE), self._tree.evictable))
+            evicted = self._tree.evict(min(max(missing, self.total // SHARE), self._tree.evictable))
             self.counters.evicted += len(evicted)
             self._pages.free(evicted)
         pages = self._pages.alloc(count)

@@ -106,13 +106,15 @@ def _shares(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
 def _listed(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
     lists = config.cpu_affinity.split(";")
     form = "Write auto, none, or one list a rank: 0-3;4-7"
-    if len(lists) != config.tp:
-        raise ConfigError(f"cpu_affinity has {len(lists)} lists of cores for {config.tp} ranks", form)
     by_number = {core.cpu: core for core in cores}
     try:
-        return [[by_number[cpu] for cpu in parse_cpus(text)] for text in lists]
+        numbers = [parse_cpus(text) for text in lists]
     except ValueError:
-        raise ConfigError(f"cpu_affinity is {config.cpu_affinity!r}", form) from None
+        raise ConfigError(f"cpu_affinity is {config.cpu_affinity!r}, which lists no cores", form) from None
+    if len(lists) != config.tp:
+        raise ConfigError(f"cpu_affinity has {len(lists)} lists of cores for {config.tp} ranks", form)
+    try:
+        return [[by_number[cpu] for cpu in share] for share in numbers]
     except KeyError as error:
         raise ConfigError(f"cpu_affinity: this process may not run on core {error}", form) from None
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from tpserve.config import ServeConfig
 from tpserve.launch import protocol
 from tpserve.launch.compose import Composition, Part
 from tpserve.launch.plan import Plan
@@ -41,6 +42,7 @@ def describe(plan: Plan) -> list[Row]:
         *((what, part.name, _why(part)) if part else (what, "none", without) for what, part, without in parts),
         ("device", ", ".join(dict.fromkeys(place.device for place in composition.places)), composition.device.reason),
         ("dtype", composition.dtype, composition.dtype_reason),
+        *_limits(plan.config, model),
         ("step", f"{composition.step_tokens:,} tokens", composition.step_reason),
         ("threads", str(composition.places[0].threads), _cores(composition)),
     ]
@@ -94,6 +96,17 @@ class Banner:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _limits(config: ServeConfig, model: ModelConfig) -> list[Row]:
+    """What becomes of limits that cannot be met as they were asked for."""
+    rows = []
+    if config.max_context > model.max_context:
+        rows.append(("context", f"{model.max_context:,} tokens", f"the model's limit, below {config.max_context:,}"))
+    if config.kv_tokens % config.page_size:
+        tokens = -(-config.kv_tokens // config.page_size) * config.page_size
+        rows.append(("KV pool", f"{tokens:,} tokens", f"{config.kv_tokens:,} in whole pages of {config.page_size}"))
+    return rows
 
 
 def _why(part: Part) -> str:

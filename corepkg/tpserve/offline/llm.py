@@ -23,6 +23,7 @@ from tpserve.messages import GREEDY_BELOW, Abort, ChatPrompt, Generate, Sampling
 from tpserve.offline.answers import Answer, Completion
 from tpserve.offline.running import start_engine
 from tpserve.settings import load_settings
+from tpserve.step import EngineLimits
 from tpserve.tokens import pack_ids, unpack_ids
 
 __all__ = ["LLM", "Prompt", "PromptError"]
@@ -128,6 +129,11 @@ class LLM:
         if len(each) != len(prompts):
             raise RequestError(f"there are {len(prompts)} prompts and {len(each)} params", "params")
         return self._serve([self._request(index, prompts[index], each[index]) for index in range(len(prompts))])
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine has: its vocabulary, its longest context, its pages."""
+        return self._engine.limits
 
     def close(self) -> None:
         """Stop all ranks and let go of the model. May be called twice."""

@@ -91,18 +91,21 @@ def _distributions() -> Iterator[metadata.Distribution]:
 
 
 def _name(distribution: metadata.Distribution) -> str:
-    return distribution.metadata["Name"] or "unknown"
+    try:
+        return distribution.metadata["Name"] or "unknown"
+    except UnicodeDecodeError:
+        return "unknown"
 
 
 def _entries_of(distribution: metadata.Distribution) -> Iterator[Entry]:
-    text = distribution.read_text("entry_points.txt") or ""
-    if f"[{ENTRY_POINT_GROUP}]" not in text:
-        return
-    name, version = _name(distribution), distribution.metadata["Version"] or "unknown"
+    name, version = _name(distribution), "unknown"
     try:
+        if f"[{ENTRY_POINT_GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
+            return
+        version = distribution.metadata["Version"] or version
         points = list(distribution.entry_points.select(group=ENTRY_POINT_GROUP))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one package's metadata, the others still count
-        problem = Status("broken", f"entry_points.txt cannot be read: {error}", f"Reinstall {name}")
+        problem = Status("broken", f"its metadata cannot be read: {error}", f"Reinstall {name}")
         yield Entry("?", "", "", name, version, problem)
         return
     for point in points:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
+from contextlib import redirect_stdout
 from importlib import util
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
@@ -40,12 +42,13 @@ def load_spec(entry: Entry) -> Spec:
         BadPlugin: whatever is wrong with it; nothing else escapes from the plugin's code.
     """
     try:
-        _check_api(entry, _read_api(entry.module))
-        module = importlib.import_module(entry.module)
-        specs = _call_hook(entry, module)
+        with redirect_stdout(sys.stderr):  # standard output is for the command's own results
+            _check_api(entry, _read_api(entry.module))
+            module = importlib.import_module(entry.module)
+            specs = _call_hook(entry, module)
     except BadPlugin:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         reason = f"{entry.module}: {type(error).__name__}: {_one_line(error)}"
         raise BadPlugin(Status("broken", reason, f"Reinstall or upgrade {entry.distribution}")) from error
     spec = _pick(entry, specs)
@@ -56,8 +59,9 @@ def load_spec(entry: Entry) -> Spec:
 def stated_api(entry: Entry) -> int | None:
     """The plugin API that an entry's module states, or None if none can be read."""
     try:
-        stated = _read_api(entry.module) if entry.problem is None else None
-    except (Exception, SystemExit):  # noqa: BLE001 - finding a module imports its package, which may do anything
+        with redirect_stdout(sys.stderr):
+            stated = _read_api(entry.module) if entry.problem is None else None
+    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001 - finding a module imports its package, which may do anything
         return None
     return stated if type(stated) is int else None
 
@@ -67,7 +71,7 @@ def _read_api(module: str) -> object:
     found = util.find_spec(module)
     if found is None:
         raise ModuleNotFoundError("no such module")
-    for node in ast.parse(_source(found)).body:
+    for node in ast.parse(_source(found), found.origin or "<unknown>").body:
         match node:
             case (
                 ast.Assign(targets=[ast.Name(id="TPSERVE_API")], value=ast.Constant(value=version))

@@ -60,20 +60,27 @@ class Plugin(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: an unknown field or a value of the wrong type; the message names plugin and field.
         """
-        fields = {field.name: field for field in msgspec.structs.fields(self.spec.options)}
-        typed: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in fields:
-                hint = did_you_mean(name, fields, what="Its options")
-                raise ConfigError(f"{self.entry.key} has no option {name!r}", hint)
-            try:
-                typed[name] = convert(value, fields[name].type)
-            except ValueError as error:
-                raise ConfigError(f"option {self.entry.key}.{name}: {error}") from None
+        typed = {name: self.convert_option(name, value) for name, value in values.items()}
         try:
             return self.spec.options(**typed)
         except (TypeError, ValueError) as error:  # raised by a __post_init__ that compares fields
             raise ConfigError(f"options of {self.entry.key}: {error}") from error
+
+    def convert_option(self, name: str, value: Any) -> Any:
+        """Turn what a person wrote for one option into its type.
+
+        Raises:
+            ConfigError: as for :meth:`make_options`.
+        """
+        fields = {field.name: field.type for field in msgspec.structs.fields(self.spec.options)}
+        if name not in fields:
+            raise ConfigError(
+                f"{self.entry.key} has no option {name!r}", did_you_mean(name, fields, what="Its options")
+            )
+        try:
+            return convert(value, fields[name])
+        except ValueError as error:
+            raise ConfigError(f"option {self.entry.key}.{name}: {error}") from None
 
     def factory(self) -> type[Any]:
         """Import the class that does the work.
@@ -154,6 +161,36 @@ class Registry:
             word = "ambiguous" if kind is PluginConflict else status.state
             raise kind(f"{entry.key} is {word}: {status.reason}", status.hint) from error
 
+    def check_option(self, kind: str, name: str | None, field: str, value: Any) -> None:
+        """Check an option that somebody has set, whether or not its plugin is going to be used.
+
+        Args:
+            kind: a kind.
+            name: a plugin's name; None for an option of the kind as a whole, which one plugin at least must have.
+            field: the option.
+            value: what was written.
+
+        Raises:
+            ConfigError: no such option, or a value of the wrong type.
+            UnknownPlugin, PluginConflict, PluginError: the plugin that is named cannot be asked.
+        """
+        if name is not None:
+            self.describe(self._find(kind, name)).convert_option(field, value)
+            return
+        plugins = [plugin for entry in self.entries(kind) if (plugin := self._try(entry)) is not None]
+        named = [plugin for plugin in plugins if field in plugin.spec.options.__struct_fields__]
+        if not named:
+            known = sorted({field for plugin in plugins for field in plugin.spec.options.__struct_fields__})
+            raise ConfigError(f"no {kind} has an option {field!r}", did_you_mean(field, known, what="Their options"))
+        errors = []
+        for plugin in named:
+            try:
+                plugin.convert_option(field, value)
+            except ConfigError as error:
+                errors.append(error)
+        if len(errors) == len(named):
+            raise errors[0]
+
     def status(self, entry: Entry) -> Status:
         """Whether a plugin can be used; raises nothing that the plugin raises."""
         return self.statuses([entry])[0]
@@ -173,6 +210,12 @@ class Registry:
         if entry.problem is not None:
             raise BadPlugin(entry.problem)
         return Plugin(entry, load_spec(entry))
+
+    def _try(self, entry: Entry) -> Plugin | None:
+        try:
+            return self._import(entry)
+        except BadPlugin:
+            return None
 
     def _find(self, kind: str, name: str) -> Entry:
         for entry in self.entries(kind):

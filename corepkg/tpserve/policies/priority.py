@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import merge
 
 from tpserve.api.policy import Plan, Policy, QueueView, WaitingRequest
@@ -22,10 +23,12 @@ class PriorityPolicy(Policy):
 
     def plan(self, view: QueueView) -> Plan:
         """Take whoever is most urgent."""
+        return fill(view, self._by_urgency(view), self.options)
+
+    def _by_urgency(self, view: QueueView) -> Iterator[WaitingRequest]:
         now, ageing = view.round, self.options.ageing
 
         def order(request: WaitingRequest) -> tuple[int, int]:
             return -request.priority * ageing - (now - request.since), request.arrival
 
-        levels = [view.waiting(priority) for priority in view.priorities]
-        return fill(view, merge(*levels, key=order), self.options)
+        yield from merge(*[view.waiting(priority) for priority in view.priorities], key=order)

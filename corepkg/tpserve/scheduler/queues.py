@@ -123,6 +123,11 @@ class Queues:
         return len(self._waiting) + len(self._retracted)
 
     @property
+    def has_ending(self) -> bool:
+        """Whether a running request only awaits its last token, and then gives back what it holds."""
+        return any(not each.pending and each.uid not in self.decoding for each in self.running.values())
+
+    @property
     def priorities(self) -> Sequence[int]:
         """The priorities of those that wait, largest first."""
         found = {request.priority for request in self._retracted}

@@ -226,7 +226,7 @@ class Scheduler:
         plan = self._ask(batch.round, len(full))
         if plan.decode:
             self._grow(full, batch)
-        decoding = list(self.queues.decoding.values()) if plan.decode else []
+        decoding = [each for each in self.queues.decoding.values() if each.length < each.room] if plan.decode else []
         for prefill in plan.prefill:
             self._prefill(prefill, batch)
         batch.decode(decoding)
@@ -283,19 +283,23 @@ class Scheduler:
         return request
 
     def _grow(self, full: list[Request], batch: Batch) -> None:
-        """Give each of these a page for its next token; where there is none, the youngest request has to go."""
+        """Give each of these a page for its next token.
+
+        Where there is none, they wait for requests that only await their last token; if there is none of these either,
+        the youngest request has to go.
+        """
         for request in full:
             while request.slot != NO_SLOT and not self.capacity.available:
+                if self.queues.has_ending:
+                    return
                 self._retract(self._youngest(), batch)
             if request.slot != NO_SLOT:
                 index = request.length // self._limits.page_size
                 batch.give(request, index, [self.capacity.grow(request)])
 
     def _youngest(self) -> Request:
-        """The running request that arrived last, of those that need more than their last token."""
-        decoding = self.queues.decoding
-        running = [each for each in self.queues.running.values() if each.pending or each.uid in decoding]
-        return max(running, key=lambda request: request.arrival)
+        """The running request that arrived last."""
+        return max(self.queues.running.values(), key=lambda request: request.arrival)
 
     def _retract(self, request: Request, batch: Batch) -> None:
         """Take back what a request holds; it waits again, to be computed anew as far as that is not cached then."""

@@ -98,14 +98,9 @@ def breach(plan: Plan, queues: Queues, capacity: Capacity, limits: Limits) -> tu
     decodes = len(queues.decoding) if plan.decode else 0
     if prompts + decodes > limits.tokens:
         return f"at most {limits.tokens} tokens", str(prompts + decodes)
-    if not prompts + decodes and not _awaits_a_last_token(queues):
+    if not prompts + decodes and not queues.has_ending:
         return f"something to compute for {len(queues)} requests", "nothing"
     return None
-
-
-def _awaits_a_last_token(queues: Queues) -> bool:
-    """Whether a running request has nothing left to compute, and will give its row and pages back."""
-    return any(not each.pending and each.uid not in queues.decoding for each in queues.running.values())
 
 
 def _arrival(request: Request) -> int:

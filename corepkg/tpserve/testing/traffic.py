@@ -13,7 +13,7 @@ from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import EngineLimits, Pending, Step
 from tpserve.tokens import pack_ids
 
-__all__ = ["rounds_until_finished"]
+__all__ = ["NoEngine", "rounds_until_finished"]
 
 LIMITS = EngineLimits(pages=60, page_size=8, slots=8, max_context=480, vocab_size=50, eos_ids=())
 BUDGET = Budget(running=8, step_tokens=100)
@@ -39,7 +39,7 @@ def rounds_until_finished(
     """
     traffic = _Traffic(draw, victim, most)
     replies = LocalReplies(traffic.note)
-    Scheduler(traffic, replies, _NoEngine(), policy, DecisionLog(0), BUDGET).run()
+    Scheduler(traffic, replies, NoEngine(LIMITS), policy, DecisionLog(0), BUDGET).run()
     return traffic.waited
 
 
@@ -88,10 +88,15 @@ class _Traffic(RoundSource):
         return Generate(uid, ids, SamplingParams(max_tokens=output, seed=uid, ignore_eos=True))
 
 
-class _NoEngine:
-    """Draws the token 0, at once."""
+class NoEngine:
+    """Draws the token 0, at once.
 
-    limits = LIMITS
+    Args:
+        limits: what it says it has.
+    """
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
 
     def launch(self, step: Step) -> Pending:
         """Compute nothing."""

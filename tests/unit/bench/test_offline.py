@@ -22,8 +22,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WORKLOADS, "fixed", lambda n, seed: Workload(fixed(n, 20, seed, 200), [5] * n))
-    monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed: shared_prefix(2, n // 2, 32, 4, 3, seed, 200))
+    monkeypatch.setitem(WORKLOADS, "fixed", lambda n, seed, vocab: Workload(fixed(n, 20, seed, vocab), [5] * n))
+    monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed, vocab: shared_prefix(2, n // 2, 32, 4, 3, seed, vocab))
 
 
 def test_two_arms_take_turns_on_the_same_prompts(model: Path) -> None:

@@ -32,7 +32,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zqm", "error: there is no transport plugin named 'zqm'\nhint: Available: "),
         ("--a inproc", "error: transport.inproc works inside one process only"),
         ("--a zmq,sync=glo", "error: there is no sync plugin named 'glo'"),
-        ("--a zmq -o transport.bach=1", "error: transport.zmq has no option 'bach'"),
+        ("--a zmq -o transport.bach=1", "error: -o transport.bach=1: no transport has an option 'bach'"),
         ("--a zmq -o transport.batch", "error: -o transport.batch: no value"),
         ("--a zmq sync=gloo", "error: sync=gloo: only --matrix takes axes"),
         ("--matrix transport", "error: 'transport' is no axis of a matrix"),

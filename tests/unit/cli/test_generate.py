@@ -129,7 +129,7 @@ def test_files_that_cannot_be_used(write, made, tmp_path):
 def test_the_output_keeps_the_order_of_the_input(write, made, tmp_path):
     path = write({"prompt": "a", "id": 17}, {"prompt": "é"}, "", {"prompt": "c", "id": "x"})
     output = tmp_path / "out.jsonl"
-    result = run(path, "some/model", "-o", output, "--tp", "2", "--option", "policy.fcfs.x=1")
+    result = run(path, "some/model", "-o", output, "--tp", "2", "--option", "policy.fcfs.reserve=1")
     assert result.exit_code == 0, result.exception
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"index": 0, "text": "a!", "token_ids": [0], "finish_reason": "stop", "prompt_tokens": 7, "id": 17},
@@ -137,7 +137,11 @@ def test_the_output_keeps_the_order_of_the_input(write, made, tmp_path):
         {"index": 2, "text": "c!", "token_ids": [2], "finish_reason": "stop", "prompt_tokens": 7, "id": "x"},
     ]
     settings, closed = made
-    assert (settings["model"], settings["tp"], settings["options"]) == ("some/model", 2, {"policy.fcfs": {"x": "1"}})
+    assert (settings["model"], settings["tp"], settings["options"]) == (
+        "some/model",
+        2,
+        {"policy.fcfs": {"reserve": "1"}},
+    )
     assert closed == "closed"
 
 
@@ -155,3 +159,21 @@ def test_a_prompt_that_does_not_fit_is_named_by_its_line(write, made, tmp_path):
     assert result.exception.message == f"{path}, line 3: the prompt has too many tokens"
     assert output.read_text() == "of an earlier run"
     assert made[-1] == "closed"
+
+
+def test_a_plugin_option_is_not_taken_for_a_file(write):
+    refused = run(write({"prompt": "a"}), "-o", "policy.reserve=1").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.hint == "Set a plugin's option with --option policy.reserve=1"
+
+
+def test_a_full_disk_is_one_line(write, made):
+    refused = run(write({"prompt": "a"}), "-o", "/dev/full").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.message == "/dev/full cannot be written: No space left on device"
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    refused = run(tmp_path / "none.jsonl").exception
+    assert isinstance(refused, ConfigError)
+    assert refused.message == f"{tmp_path}/none.jsonl cannot be read: No such file or directory"

@@ -96,7 +96,7 @@ def test_flags_win_over_environment_and_file(
         (["--tp", "5"], "error: a model with 9 query heads and 3 KV heads cannot be split over 5 ranks\n"),
         (["--device", "cuda"], "error: no CUDA device can be used: "),
         (["--port", "70000"], "error: --port: expected an integer from 0 to 65535, found 70000\n"),
-        (["-o", "transport.nonesuch=1"], "error: transport.zmq has no option 'nonesuch'\n"),
+        (["-o", "transport.nonesuch=1"], "error: -o transport.nonesuch=1: no transport has an option 'nonesuch'\n"),
     ],
 )
 def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags: list[str], error: str) -> None:
@@ -119,3 +119,13 @@ def test_a_busy_port_is_noticed_before_anything_is_loaded(run_cli: Any) -> None:
 def test_json_without_a_dry_run(run_cli: Any) -> None:
     done = run_cli("launch", "--json")
     assert (done.returncode, done.stderr) == (2, "error: --json goes with --dry-run\n")
+
+
+def test_limits_that_cannot_be_met_as_they_were_asked_for_are_told(run_cli: Any, model: str) -> None:
+    lines = run_cli("launch", model, "--dry-run", "--max-context", "1000000", "--kv-tokens", "1000").stdout.splitlines()
+    rows = {line.split()[0]: line for line in lines}
+    assert "the model's limit, below 1,000,000" in rows["context"]
+    assert rows["KV"].split()[2:] == ["1,008", "tokens", "1,000", "in", "whole", "pages", "of", "16"]
+    assert not {"context", "KV"} & {
+        line.split()[0] for line in run_cli("launch", model, "--dry-run").stdout.splitlines()
+    }

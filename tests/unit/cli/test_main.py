@@ -25,6 +25,11 @@ def test_help_lists_every_command_with_its_summary(run_cli: Any) -> None:
         assert summary in done.stdout
 
 
+@pytest.mark.parametrize("command", [["launch"], ["generate"], ["bench", "transport"]])
+def test_the_usage_has_no_brackets_in_brackets(run_cli: Any, command: list[str]) -> None:
+    assert "[[" not in run_cli(*command, "--help").stdout
+
+
 def test_help_loads_no_heavy_library() -> None:
     code = f"""
 import sys

@@ -47,7 +47,7 @@ def test_a_cut_off_recording_is_told(run_cli: Any, recorded: Path) -> None:
     [
         (["--policy", "fcsf"], "error: there is no policy plugin named 'fcsf'\nhint: Did you mean 'fcfs'?"),
         (["-o", "policy.reserve=1"], "error: -o goes with --policy"),
-        (["--policy", "fcfs", "-o", "policy.depth=1"], "error: policy.fcfs has no option 'depth'"),
+        (["--policy", "fcfs", "-o", "policy.depth=1"], "error: -o policy.depth=1: no policy has an option 'depth'"),
     ],
 )
 def test_what_is_wrong_is_one_line(run_cli: Any, recorded: Path, arguments: list[str], says: str) -> None:

@@ -47,9 +47,15 @@ class Scene:
     """An exchange and the requests of one call, over one generation after the other."""
 
     def __init__(
-        self, prompts: int = 1, is_streaming: bool = False, max_queued: int = 0, priority: int = 0, **params: object
+        self,
+        prompts: int = 1,
+        is_streaming: bool = False,
+        max_queued: int = 0,
+        max_running: int = 0,
+        priority: int = 0,
+        **params: object,
     ) -> None:
-        self.exchange = Exchange(max_requests=10, metrics=Metrics(), max_queued=max_queued)
+        self.exchange = Exchange(10, Metrics(), max_queued, max_running)
         self.wake = asyncio.Event()
         self.start()
         prompt = [str(index) for index in range(prompts)]
@@ -206,42 +212,32 @@ def ask(scene: Scene, prompts: int = 1) -> None:
     scene.exchange.submit(Call(["more"] * prompts, SamplingParams()), scene.wake)
 
 
-def test_only_so_many_may_wait_to_be_started() -> None:
-    scene = Scene(prompts=3, max_queued=3)
-    with pytest.raises(QueueFull, match="3 requests wait"):
+def test_only_so_many_may_wait_behind_those_that_run() -> None:
+    scene = Scene(prompts=4, max_queued=2, max_running=2)
+    with pytest.raises(QueueFull, match="those that run: 2"):
         ask(scene)
-    scene.started(0, 10, 4)
-    scene.started(0, 10, 4)
-    ask(scene)
-    with pytest.raises(QueueFull):
-        ask(scene)
-    scene.exchange.abort(scene.answers[1])
     scene.exchange.deliver([Rejected(2, "too long")])
-    ask(scene, prompts=2)
+    with pytest.raises(QueueFull):
+        ask(scene, prompts=2)
+    ask(scene)
+    scene.started(0, 10, 4)
     with pytest.raises(QueueFull):
         ask(scene)
-    scene.deliver(0, 7, "a", "length")  # which had started
-    with pytest.raises(QueueFull):
-        ask(scene)
+    scene.deliver(0, 7, "a", "length")
+    ask(scene)
     assert len(scene.wire.output_ids) == 6
 
 
-def test_one_call_with_more_prompts_than_may_wait_is_wrong() -> None:
-    scene = Scene(max_queued=3)
+def test_one_call_with_more_prompts_than_may_run_and_wait_is_wrong() -> None:
+    scene = Scene(max_queued=1, max_running=2)
     with pytest.raises(RequestError, match="at most 3 prompts"):
         ask(scene, prompts=4)
 
 
-def test_what_had_started_before_a_death_does_not_wait_again() -> None:
-    scene = Scene(prompts=2, max_queued=2)
-    scene.started(0, 10, 4)
-    scene.die()
-    scene.start()
-    ask(scene)
-    with pytest.raises(QueueFull):
-        ask(scene)
-    scene.started(0, 10, 8)
-    with pytest.raises(QueueFull):
+def test_without_a_queue_of_its_own_only_all_requests_count() -> None:
+    scene = Scene(max_running=2)
+    ask(scene, prompts=9)
+    with pytest.raises(Unavailable):
         ask(scene)
 
 

@@ -335,3 +335,9 @@ def test_a_client_that_goes_away_aborts_its_requests(client: httpx.Client, serve
 
 def wait_for_abort(server: FakeServer, uid: int) -> None:
     server.wait(lambda: Abort(uid) in server.seen)
+
+
+def test_too_many_stops_are_told_in_plain_words(client: httpx.Client) -> None:
+    refused = client.post("/v1/completions", json={"model": "", "prompt": "x", "stop": ["a"] * 17})
+    assert refused.status_code == 400
+    assert "at most 16 items, not 17" in refused.json()["error"]["message"]

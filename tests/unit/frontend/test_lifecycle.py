@@ -56,7 +56,7 @@ def test_answers_503_until_the_warm_up_has_gone_through(server: FakeServer, clie
     assert (refused.status_code, error_of(refused), refused.headers["Retry-After"]) == (503, "starting", "1")
     assert client.get("/v1/models").status_code == 200
     server.start()
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.head("/health").status_code == 200
     assert client.post("/v1/completions", json=ENDLESS).status_code == 200
 
 
@@ -92,13 +92,15 @@ def test_requests_past_the_limit_are_turned_away_until_others_are_over(
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_past_its_queue_it_answers_429(codec: TextCodec, is_streaming: bool) -> None:
     asked = {**ENDLESS, "stream": is_streaming}
-    with FakeServer(codec, endless, ServeConfig(max_queued_requests=2, drain_timeout=0.5)) as server:
+    with FakeServer(
+        codec, endless, ServeConfig(max_running_requests=1, max_queued_requests=1, drain_timeout=0.5)
+    ) as server:
         server.start()
         with httpx.Client(base_url=server.url, timeout=60.0) as client, held(server, 2) as requests:
             refused = client.post("/v1/completions", json=asked)
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
             assert refused.json()["error"] == {
-                "message": "2 requests wait to be started, the most that may",
+                "message": "as many requests as may wait behind those that run: 1",
                 "type": "rate_limit_error",
                 "param": None,
                 "code": "queue_full",
@@ -136,6 +138,7 @@ def test_after_a_death_the_next_generation_serves_and_finishes_what_is_in_flight
             server.go_down("rank 1 died")
             server.wait(lambda: client.get("/health").status_code == 503)
             assert client.get("/health").json()["reason"] == "rank 1 died"
+            assert client.head("/health").status_code == 503
             refused = client.post("/v1/completions", json=ENDLESS)
             assert (refused.status_code, error_of(refused)) == (503, "rank 1 died")
             server.go.set()

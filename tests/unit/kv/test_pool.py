@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpserve.kv import pool as pools
-from tpserve.kv.pool import AT_ONCE, CacheCounters, KvPool
+from tpserve.kv.pool import SHARE, CacheCounters, KvPool
 from tpserve.tokens import pack_ids
 
 
@@ -182,15 +182,25 @@ def test_growing_evicts_what_nobody_holds():
 
 
 def test_many_pages_are_evicted_at_once():
-    pool = KvPool(2 * AT_ONCE, 1, cache=True)
-    serve(pool, ids(range(2 * AT_ONCE)))
-    held = pool.admit(ids([-1]))
+    pages = 3 * SHARE
+    pool = KvPool(pages, 1, cache=True)
+    for text in range(pages):
+        serve(pool, ids([text]))
+    held = pool.admit(ids([pages]))
     pool.grow(held, 1)
-    assert pool.counters.evicted == AT_ONCE
-    pool.grow(held, AT_ONCE - 1)
-    assert pool.counters.evicted == AT_ONCE
-    assert pool.peek(ids(range(2 * AT_ONCE))) == (AT_ONCE, AT_ONCE)
+    assert pool.counters.evicted == 3
+    pool.grow(held, 2)
+    assert pool.counters.evicted == 3
+    assert [pool.peek(ids([text, 0]))[0] for text in range(5)] == [0, 0, 0, 1, 1]
     pool.check([held])
+
+
+def test_no_more_than_is_wanted_is_evicted_from_a_pool_of_few_pages():
+    pool = KvPool(40, 256, cache=True)
+    for chat in range(4):
+        serve(pool, ids(range(chat * 9 * 256, (chat + 1) * 9 * 256)))
+    pool.grow(pool.admit(ids([-1])), 6)
+    assert pool.counters.evicted == 2
 
 
 def test_clearing_keeps_what_requests_hold():
@@ -269,11 +279,11 @@ class Model(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 3, 16]),
         pages=st.integers(4, 14),
-        at_once=st.sampled_from([1, 3, AT_ONCE]),
+        share=st.sampled_from([1, 4, SHARE]),
         cache=st.booleans(),
     )
-    def begin(self, page_size, pages, at_once, cache):
-        pools.AT_ONCE = at_once
+    def begin(self, page_size, pages, share, cache):
+        pools.SHARE = share
         self.pool = KvPool(pages, page_size, cache=cache)
         self.size = page_size
         self.cache = cache
@@ -284,7 +294,7 @@ class Model(RuleBasedStateMachine):
         self.found = self.pool.version, {}  # What could be found at that version.
 
     def teardown(self):
-        pools.AT_ONCE = AT_ONCE
+        pools.SHARE = SHARE
 
     def prefixes(self, tokens):
         """Those of a sequence that end with a page."""
@@ -343,7 +353,7 @@ class Model(RuleBasedStateMachine):
         free, evictable, evicted = self.free(), len(self.evictable()), self.pool.counters.evicted
         if missing > free + evictable:
             return
-        given = min(evictable, max(missing - free, pools.AT_ONCE)) if missing > free else 0
+        given = min(evictable, max(missing - free, self.pool.total // pools.SHARE)) if missing > free else 0
         self.evict(given)
         assert len(self.pool.grow(held, missing)) == missing
         assert self.pool.counters.evicted - evicted == given

@@ -67,6 +67,7 @@ def test_lists() -> None:
         ("0-1", "1 lists of cores for 2 ranks"),
         ("0;9", "may not run on core 9"),
         ("0;x", "cpu_affinity is '0;x'"),
+        ("x", "cpu_affinity is 'x', which lists no cores"),
         ("0;", "cpu_affinity is '0;'"),
         ("3-1;0", "cpu_affinity is '3-1;0'"),
     ],

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tpserve.plugins.discovery import discover
 
 EVERY_PLUGIN_MODULE = [
@@ -90,6 +92,18 @@ def test_unreadable_entry_points_are_listed_and_hide_nothing_else(site: Any) -> 
     entries = discover()
 
     assert any(entry.distribution == "acme" and entry.problem is not None for entry in entries)
+    assert any(entry.key == "transport.zmq" for entry in entries)
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+def test_metadata_that_is_not_utf_8_is_listed_and_hides_nothing_else(site: Any, file: str) -> None:
+    site.add("acme", {"policy.mine": "acme.plugin"})
+    path = site.path / "acme-1.0.dist-info" / file
+    path.write_bytes(path.read_bytes() + b"\n# \xff\n")
+
+    entries = discover()
+
+    assert any("cannot be read" in entry.problem.reason for entry in entries if entry.problem)
     assert any(entry.key == "transport.zmq" for entry in entries)
 
 

@@ -49,6 +49,7 @@ def test_a_good_module_gives_its_spec(site: Any) -> None:
     [
         ("raise RuntimeError('no\\nluck')", "acme.plugin: RuntimeError: no luck"),
         ("raise SystemExit('bye')", "acme.plugin: SystemExit: bye"),
+        ("raise KeyboardInterrupt('stop')", "acme.plugin: KeyboardInterrupt: stop"),
         ("import missing_library", "acme.plugin: ModuleNotFoundError: No module named 'missing_library'"),
     ],
 )
@@ -61,6 +62,12 @@ def test_a_syntax_error_is_the_reason(site: Any) -> None:
 
     assert state == "broken"
     assert "SyntaxError" in reason
+    assert "plugin.py, line 2" in reason
+
+
+def test_what_a_module_prints_spoils_no_results(site: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    failure(site, "print('hello')\nTPSERVE_API = 1\nraise RuntimeError\n")
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 def test_a_module_that_does_not_exist_is_broken(site: Any) -> None:

@@ -542,3 +542,13 @@ def test_an_idle_rank_decides_nothing():
     _, log, script = run([[Abort(3)]])
     assert script.given == [[Abort(3)], [Shutdown()]]
     assert log.latest[0] == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nobody_is_retracted_for_a_page_that_comes_free_with_the_next_token(overlap):
+    """The second request is about to end when the first needs a page and there is none."""
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    requests = [request(0, [4] * 8, max_tokens=16), request(1, [5] * 21, max_tokens=5)]
+    answers, log, _ = run([requests], limits, reserve=0.0, overlap=overlap, cache=False)
+    assert {uid: len(tokens) for uid, tokens in answers.tokens.items()} == {0: 16, 1: 5}
+    assert not log.retracted

@@ -158,7 +158,10 @@ def an_ended_request_that_gets_the_token_under_way(right, self, request):
     request.has_ended = False
 
 
-@bug(Opener, "open", 200)
-def frames_that_may_come_in_any_order(right, self, frame):
-    self._next[int.from_bytes(frame[6:8], "little")] = int.from_bytes(frame[8:16], "little")
-    return right(self, frame)
+@bug(Opener, "open_all", 200)
+def frames_that_may_come_in_any_order(right, self, frames):
+    payloads = []
+    for frame in frames:
+        self._next[int.from_bytes(frame[6:8], "little")] = int.from_bytes(frame[8:16], "little")
+        payloads += right(self, [frame])
+    return payloads

@@ -21,7 +21,7 @@ from tpserve.distributed.gloo import make_group
 from tpserve.envelope import Opener
 from tpserve.errors import DeadlineExceeded, FrameError, PeerLost, RankError
 from tpserve.launch.layout import Layout
-from tpserve.messages import RankMessage, decode_rank
+from tpserve.messages import RankMessage, decode_ranks
 from tpserve.scheduler.round import Caps, Round, RoundSource
 
 __all__ = ["join_ancestor"]
@@ -104,7 +104,7 @@ def _broadcast(group: Any, count: Any, rank: int, number: int) -> None:
 
 def _decode(opener: Opener, rank: int, number: int, frames: Sequence[bytes]) -> list[RankMessage]:
     try:
-        return [decode_rank(opener.open(frame)) for frame in frames]
+        return decode_ranks(opener.open_all(frames))
     except (FrameError, msgspec.MsgspecError) as error:
         raise RankError(rank, number, "intact frames in sequence", str(error)) from error
 

@@ -23,7 +23,7 @@ RATE = 1000.0
 
 def transport(
     axes: Annotated[
-        list[str] | None, typer.Argument(metavar="[AXIS]...", help="Further axes of --matrix.", show_default=False)
+        list[str] | None, typer.Argument(metavar="AXIS", help="Further axes of --matrix.", show_default=False)
     ] = None,
     a: Annotated[
         str | None,
