@@ -18,7 +18,7 @@ import pytest
 from tpserve.api import Closed, Options, PeerLost, Transport, TransportSpec
 from tpserve.testing.processes import PATIENCE, Child, load
 
-__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "memory", "open_files", "send_to_the_dead", "soon"]
+__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "leaks_files", "memory", "send_to_the_dead", "soon"]
 
 NOTICE = 5.0
 """Seconds within which the death of a peer is noticed. Built-in parts take a tenth of it, which is slack enough."""
@@ -151,9 +151,18 @@ def memory() -> int:
     return resident
 
 
-def open_files() -> int:
-    """How many descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 iterdir opens one more
+def leaks_files(use: Callable[[], None]) -> bool:
+    """Whether doing something once more leaves more descriptors open; a library may close some a little later."""
+    use()
+    time.sleep(SETTLING)
+    before = _open_files()
+    use()
+    end = time.monotonic() + NOTICE
+    while _open_files() > before:
+        if time.monotonic() > end:
+            return True
+        time.sleep(SETTLING / 10)
+    return False
 
 
 def burnt_cpu(wait: Callable[[], object]) -> float:
@@ -175,9 +184,17 @@ def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:
     return False
 
 
+def _open_files() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 iterdir opens one more
+
+
 def _port() -> int:
-    """The first of eight free ports in a row."""
-    for port in range(20_000, 60_000, 8):
+    """The first of eight free ports in a row, below those that the kernel gives away; each process looks elsewhere."""
+    rows = range(20_000, 32_000, 8)
+    start = os.getpid() * 97
+    for row in range(len(rows)):
+        port = rows[(start + row) % len(rows)]
         try:
             for offset in range(8):
                 with socket.socket() as probe:

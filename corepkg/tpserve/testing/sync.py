@@ -35,7 +35,7 @@ from tpserve.api import (
 )
 from tpserve.api.sync import HEARTBEAT
 from tpserve.plugins.builtin import tpserve_transports
-from tpserve.testing.lab import Lab, Task, await_loss, burnt_cpu, open_files, send_to_the_dead, soon
+from tpserve.testing.lab import Lab, Task, await_loss, burnt_cpu, leaks_files, send_to_the_dead, soon
 from tpserve.testing.links import MEGABYTE, difference
 from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds, drain
@@ -308,10 +308,7 @@ class SyncContract:
                 end.close()
             group.renew()
 
-        use()
-        before = open_files()
-        use()
-        assert open_files() <= before
+        assert not leaks_files(use)
         assert group.files() == []
 
     def test_the_options_come_back_as_they_went(self, spec: SyncSpec) -> None:

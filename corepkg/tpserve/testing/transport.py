@@ -31,7 +31,7 @@ from tpserve.api import (
 )
 from tpserve.sync.inband import InbandSync
 from tpserve.testing.fanout import FanoutContract
-from tpserve.testing.lab import Lab, Task, open_files, soon
+from tpserve.testing.lab import Lab, Task, leaks_files, soon
 from tpserve.testing.links import fan_out, pipe
 from tpserve.testing.pipes import PipeContract
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
@@ -83,10 +83,7 @@ class TransportContract(FanoutContract, PipeContract):
                 receiver.recv_many(1, 1, time.monotonic() + 0.05)
             lab.close_transports()
 
-        use()
-        before = open_files()
-        use()
-        assert open_files() <= before
+        assert not leaks_files(use)
         assert list(lab.directory.iterdir()) == []
 
     def test_an_address_that_cannot_be_taken_is_an_error(self, lab: Lab, processes: None) -> None:

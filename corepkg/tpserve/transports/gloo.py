@@ -307,11 +307,15 @@ def _remaining(deadline: float) -> timedelta:
 
 
 def _leave(group: Any) -> None:
-    """End what is under way and close all connections: gloo does both when somebody has waited in vain."""
+    """End what is under way and close all connections: gloo does both when somebody has waited in vain.
+
+    Nobody waits for a rank that has gone already, so every other rank is tried until one lets us wait.
+    """
     import torch
 
     if group is None:
         return
-    other = (group.rank() + 1) % group.size()
-    with suppress(RuntimeError):
-        group.recv([torch.empty(1)], other, UNUSED_TAG).wait(timedelta(milliseconds=1))
+    others = (rank for rank in range(group.size()) if rank != group.rank())
+    for other in others:
+        with suppress(RuntimeError):
+            group.recv([torch.empty(1)], other, UNUSED_TAG).wait(timedelta(milliseconds=1))
