@@ -99,6 +99,13 @@ def ask(server: Launched, pool: ThreadPoolExecutor) -> tuple[Event, list[Future[
     return under_way, streams + [pool.submit(reader.whole) for reader in readers[STREAMS:]]
 
 
+def admitted(server: Launched) -> int:
+    """How many requests the server has taken so far; during a pause it takes none."""
+    series = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    counts = re.findall(r"^tpserve_(?:num_requests_(?:running|waiting)|requests_total\S*) (\d+)", series, re.MULTILINE)
+    return sum(map(int, counts))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "victim"), [([], "rank0"), (["--tp", "2"], "rank1")], indirect=["server"], ids=["tp1-rank0", "tp2-rank1"]
@@ -110,6 +117,7 @@ def test_a_killed_rank_costs_a_pause_and_nothing_else(server: Launched, victim: 
         process = server.children()[victim]
         under_way, answers = ask(server, pool)
         assert under_way.wait(HANG)
+        wait_for(lambda: admitted(server) == 2 * len(answers))
         process.kill()
         wait_for(lambda: server.health() == 503)
         found = [answer.result(HANG) for answer in answers]

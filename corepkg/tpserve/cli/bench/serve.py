@@ -153,12 +153,16 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 
 def _measure(plan: Plan) -> list[Run]:
-    """Measure, with a bar if somebody looks. A SIGTERM is taken as a Ctrl-C."""
+    """Measure, with a bar if somebody looks.
+
+    A SIGTERM is taken as a Ctrl-C; and that counts for a shell's background job too, which starts deaf to it.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     from tpserve.bench.serve.measure import measure
 
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     terminate = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms) * len(plan.rates))
@@ -169,6 +173,7 @@ def _measure(plan: Plan) -> list[Run]:
             raise typer.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGTERM, terminate)
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:
