@@ -175,6 +175,17 @@ class FanoutContract(LinkContract):
         leader, child = with_follower_process(lab)
         overrun_empty(leader, child)
 
+    def test_ends_close_in_any_order(self, lab: Lab) -> None:
+        """Though followers have waited in vain, and others have gone before."""
+        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+            ends = fan_out(lab, 2)
+            for follower in ends[1:]:
+                with pytest.raises(DeadlineExceeded):
+                    follower.recv_many(1, time.monotonic() + 0.05)
+            for end in order:
+                Task(ends[end].close).result()
+                time.sleep(0.05)
+
     def test_a_killed_follower_is_an_error_at_the_leader(self, lab: Lab, processes: None) -> None:
         """In the middle of a burst, long before any deadline."""
         leader, child = with_follower_process(lab)
