@@ -53,7 +53,7 @@ class TransportCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         fanout: it carries the leader's frames to followers.
         pipes: it also carries many-to-one pipes.
         multi_process: its ends may live in different processes.
-        schemes: the kinds of address that it takes, ``ipc`` and ``tcp``.
+        schemes: the kinds of address that it takes: ``ipc``, ``tcp``, and ``tcp6`` for those of IPv6.
         multi_node: its ends may live on different machines.
     """
 

@@ -18,13 +18,16 @@ import pytest
 from tpserve.api import Closed, Options, PeerLost, Transport, TransportSpec
 from tpserve.testing.processes import PATIENCE, Child, load
 
-__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "leaks_files", "memory", "send_to_the_dead", "soon"]
+__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "can_listen", "leaks_files", "memory", "send_to_the_dead", "soon"]
 
 NOTICE = 5.0
 """Seconds within which the death of a peer is noticed. Built-in parts take a tenth of it, which is slack enough."""
 
 SETTLING = 0.7
 """Seconds after which a link has heard of a death that it is told of, as by a broken connection."""
+
+LOOPBACK = {"tcp": "127.0.0.1", "tcp6": "::1"}
+"""Where the addresses of a scheme are."""
 
 Result = TypeVar("Result")
 
@@ -65,7 +68,7 @@ class Lab:
     Args:
         spec: of the transport.
         options: for each.
-        scheme: of the addresses, ``ipc`` or ``tcp``.
+        scheme: of the addresses, ``ipc`` or one in LOOPBACK.
     """
 
     def __init__(self, spec: TransportSpec, options: Options, scheme: str = "ipc") -> None:
@@ -93,7 +96,10 @@ class Lab:
     def address(self) -> str:
         """A new address; for tcp, the ports that follow are free too."""
         self._links += 1
-        return f"ipc://{self.directory}/link{self._links}" if self._scheme == "ipc" else f"tcp://127.0.0.1:{_port()}"
+        if self._scheme == "ipc":
+            return f"ipc://{self.directory}/link{self._links}"
+        host = LOOPBACK[self._scheme]
+        return f"tcp://[{host}]:{_port(host)}" if ":" in host else f"tcp://{host}:{_port(host)}"
 
     def child(self, role: str, **arguments: Any) -> Child:
         """A process that plays a role with this transport."""
@@ -189,17 +195,26 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 iterdir opens one more
 
 
-def _port() -> int:
+def can_listen(scheme: str) -> bool:
+    """Whether this machine has addresses of a scheme."""
+    return scheme not in LOOPBACK or _is_free(LOOPBACK[scheme], 0)
+
+
+def _port(host: str) -> int:
     """The first of eight free ports in a row, below those that the kernel gives away; each process looks elsewhere."""
     rows = range(20_000, 32_000, 8)
     start = os.getpid() * 97
     for row in range(len(rows)):
         port = rows[(start + row) % len(rows)]
-        try:
-            for offset in range(8):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port + offset))
-        except OSError:
-            continue
-        return port
+        if all(_is_free(host, port + offset) for offset in range(8)):
+            return port
     raise AssertionError("no eight free ports in a row")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

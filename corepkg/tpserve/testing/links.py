@@ -20,7 +20,7 @@ from tpserve.api import (
     TransportError,
     TransportSpec,
 )
-from tpserve.testing.lab import Lab, Task, memory, soon
+from tpserve.testing.lab import Lab, Task, can_listen, memory, soon
 from tpserve.testing.processes import Child, numbered
 
 __all__ = [
@@ -53,7 +53,7 @@ BURST_SIZE, BATCH = 4096, 5
 STANDSTILL = 0.4
 """Seconds after which a sender that has not moved waits for room."""
 
-ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp"], indirect=True)
+ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp", "tcp6"], indirect=True)
 
 
 class LinkContract:
@@ -78,6 +78,8 @@ class LinkContract:
         scheme: str = getattr(request, "param", offered[0])
         if scheme not in offered:
             pytest.skip(f"{spec.name} offers no {scheme} addresses")
+        if not can_listen(scheme):
+            pytest.skip(f"this machine has no {scheme} addresses")
         return scheme
 
     @pytest.fixture

@@ -43,6 +43,8 @@ def tpserve_transports() -> list[TransportSpec]:
             factory="tpserve_transport_rpc.transport:RpcTransport",
             options=RpcOptions,
             requires=("rpyc>=6",),
-            capabilities=TransportCapabilities(fanout=True, pipes=False, multi_process=True, schemes=("ipc", "tcp")),
+            capabilities=TransportCapabilities(
+                fanout=True, pipes=False, multi_process=True, schemes=("ipc", "tcp", "tcp6")
+            ),
         )
     ]

@@ -37,6 +37,8 @@ def tpserve_transports() -> list[TransportSpec]:
             factory="tpserve_transport_nng.transport:NngTransport",
             options=NngOptions,
             requires=("pynng>=0.9",),
-            capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=True, schemes=("ipc", "tcp")),
+            capabilities=TransportCapabilities(
+                fanout=True, pipes=True, multi_process=True, schemes=("ipc", "tcp", "tcp6")
+            ),
         )
     ]

@@ -39,6 +39,8 @@ def tpserve_transports() -> list[TransportSpec]:
             factory="tpserve_transport_zmq.transport:ZmqTransport",
             options=ZmqOptions,
             requires=("pyzmq>=26",),
-            capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=True, schemes=("ipc", "tcp")),
+            capabilities=TransportCapabilities(
+                fanout=True, pipes=True, multi_process=True, schemes=("ipc", "tcp", "tcp6")
+            ),
         )
     ]
