@@ -9,16 +9,15 @@ import os
 import signal
 import sys
 
-from tpserve.cli.main import main
 from tpserve.launch.child import die_with_parent
 
 
 def run() -> None:
-    """Become ``tpserve ARGUMENTS…``."""
-    starter = int(sys.argv.pop(1))
+    """Become ``tpserve ARGUMENTS…``; what the kernel sends at the parent's death outlives that."""
+    starter, *arguments = sys.argv[1:]
     die_with_parent(signal.SIGTERM)
-    if os.getppid() == starter:
-        main()
+    if os.getppid() == int(starter):
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "tpserve.cli.main", *arguments])  # noqa: S606 a shell would be in the way
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ CONTRACTS = (
     "queues",
     "rounds",
     "sync",
+    "sync_group",
     "transport",
 )
 

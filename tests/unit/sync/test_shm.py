@@ -6,7 +6,8 @@ from tpserve.api import Announcement, Closed, SyncSpec
 from tpserve.plugins.builtin import tpserve_syncs
 from tpserve.sync.options import ShmOptions
 from tpserve.testing.lab import Task, soon, wake
-from tpserve.testing.sync import Group, SyncContract
+from tpserve.testing.sync import SyncContract
+from tpserve.testing.sync_group import Group
 
 
 class TestShm(SyncContract):

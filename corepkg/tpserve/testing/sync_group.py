@@ -1,0 +1,144 @@
+"""Groups of ranks with a sync and its fan-out, for the contract of the ``sync`` kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tpserve.api import (
+    Announcement,
+    FanoutReceiver,
+    FanoutSender,
+    NoOptions,
+    Options,
+    Sync,
+    SyncContext,
+    SyncSpec,
+    TransportSpec,
+)
+from tpserve.plugins.builtin import tpserve_transports
+from tpserve.testing.lab import Lab, Task, soon
+from tpserve.testing.links import difference
+from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
+
+__all__ = ["Group", "announce_until_error", "hear_until_error", "numbered", "take_rounds"]
+
+
+class Group:
+    """Makes the ranks of a group, in this process and outside.
+
+    Args:
+        spec: of the sync.
+        options: for it.
+        transport: of the fan-out; None: one that works inside this process.
+    """
+
+    def __init__(self, spec: SyncSpec, options: Options, transport: TransportSpec | None) -> None:
+        self._spec = spec
+        self._options = options
+        self._transport = transport
+        inproc = tpserve_transports()[0]
+        self._lab = Lab(transport or inproc, transport.options() if transport else NoOptions())
+        self._ends: dict[int, tuple[FanoutSender | FanoutReceiver, Sync]] = {}
+        self._number = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Close all ranks and begin a new group."""
+        for rank in list(self._ends):
+            self.leave(rank)
+        self._lab.close_transports()
+        self._number += 1
+        self._run_dir = self._lab.directory / f"group{self._number}"
+        self._run_dir.mkdir()
+
+    def connected(self, size: int, wrap: Callable[[FanoutSender], FanoutSender] | None = None) -> list[Any]:
+        """All ranks of a group in this process, rank 0 first; ``wrap`` puts something before the leader's fan-out."""
+        joining = [Task(self.join, rank, size, soon(), wrap) for rank in range(size)]
+        return [task.result() for task in joining]
+
+    def join(
+        self, rank: int, size: int, deadline: float, wrap: Callable[[FanoutSender], FanoutSender] | None = None
+    ) -> Sync:
+        """Make one rank in this process, and connect its fan-out and its sync."""
+        fanout = self._fanout(rank, size)
+        if wrap is not None and isinstance(fanout, FanoutSender):
+            fanout = wrap(fanout)
+        fanout.connect(deadline)
+        return self._sync(rank, size, fanout, deadline)
+
+    def child(self, role: str, size: int, **arguments: Any) -> Child:
+        """A process that is a rank; follow with :meth:`with_process`."""
+        names = None
+        if self._transport is not None:
+            options = self._transport.options
+            names = [self._transport.factory, f"{options.__module__}:{options.__qualname__}"]
+        place = {"size": size, "run_dir": str(self._run_dir), "fanout": names}
+        return Child(self._spec, self._options, role, **place, **arguments)
+
+    def with_process(self, child: Child, rank: int, size: int) -> Sync:
+        """The other rank of two, in this process."""
+        fanout = self._fanout(rank, size)
+        if self._transport is not None:
+            fanout.connect(soon())
+        sync = self._sync(rank, size, fanout, soon())
+        child.ready()
+        return sync
+
+    def leave(self, rank: int) -> None:
+        """Close one rank's ends, as a process does that stops."""
+        fanout, sync = self._ends.pop(rank)
+        sync.close()
+        fanout.close()
+
+    def files(self) -> list[Path]:
+        """What all groups so far have left."""
+        return [path for path in self._lab.directory.rglob("*") if not path.is_dir()]
+
+    def close(self) -> None:
+        """Close all ranks and remove the directory."""
+        for rank in list(self._ends):
+            self.leave(rank)
+        self._lab.close()
+
+    def _fanout(self, rank: int, size: int) -> FanoutSender | FanoutReceiver:
+        return fanout_end(self._lab.transport(), f"ipc://{self._run_dir}/fanout", rank, size)
+
+    def _sync(self, rank: int, size: int, fanout: FanoutSender | FanoutReceiver, deadline: float) -> Sync:
+        context = SyncContext(rank=rank, size=size, run_dir=self._run_dir, name="sync", fanout=fanout)
+        sync: Sync = load(self._spec.factory)(self._options, context)
+        self._ends[rank] = (fanout, sync)
+        sync.connect(deadline)
+        return sync
+
+
+def numbered(number: int) -> Announcement:
+    """An announcement that says which it is."""
+    return Announcement(number, number, 1, number - 1, -number)
+
+
+def take_rounds(follower: Sync, rounds: list[tuple[Announcement, list[bytes]]]) -> None:
+    """See these rounds arrive."""
+    fanout = follower.context.fanout
+    assert isinstance(fanout, FanoutReceiver)
+    for announcement, frames in rounds:
+        assert follower.receive(soon()) == announcement
+        assert difference(fanout.recv_many(len(frames), soon()), frames) is None, f"round {announcement.round}"
+
+
+def hear_until_error(follower: Sync, heard: list[Announcement]) -> None:
+    """Note what is announced."""
+    while True:
+        heard.append(follower.receive(time.monotonic() + 1))
+
+
+def announce_until_error(leader: Sync, patience: float = PATIENCE) -> None:
+    """Announce for as long as it goes, a thousand times a second."""
+    end = soon()
+    number = 0
+    while time.monotonic() < end:
+        leader.announce(numbered(number), time.monotonic() + patience)
+        number += 1
+        time.sleep(0.001)
