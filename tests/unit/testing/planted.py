@@ -111,7 +111,7 @@ def swapped_pages_that_are_never_freed(right, self, holding, ids, computed):
     return swapped
 
 
-@bug(Scheduler, "_youngest", 60)
+@bug(Scheduler, "_last", 60)
 def another_request_retracted_on_one_rank(right, self):
     return min(self.queues.running.values(), key=lambda each: each.arrival) if self._log.rank == 1 else right(self)
 
@@ -119,7 +119,7 @@ def another_request_retracted_on_one_rank(right, self):
 @bug(Queues, "retract", 60)
 def a_retracted_request_that_is_lost(right, self, request):
     right(self, request)
-    self._retracted.remove(request)
+    self._wait_no_more(request)
 
 
 @bug(DecisionLog, "fold", 100)
