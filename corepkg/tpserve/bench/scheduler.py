@@ -42,6 +42,8 @@ PROMPT = 512
 OUTPUT = 4096
 PAGE_SIZE = 16
 STEP = 8192
+SPARE = 64
+"""Pages, fewer than a request takes: those that decode take some in a round in which others are admitted."""
 ARRIVALS = 50
 """Requests that come to wait in a round."""
 QUANTILES = (0.5, 0.9, 0.99)
@@ -163,7 +165,7 @@ class _Steady(RoundSource):
 def _limits(case: Case) -> EngineLimits:
     """Room for all that run, to their end."""
     shared = case.shared // PAGE_SIZE
-    pages = shared + case.running * ((PROMPT + OUTPUT) // PAGE_SIZE - shared)
+    pages = shared + case.running * ((PROMPT + OUTPUT) // PAGE_SIZE - shared) + SPARE
     return EngineLimits(pages, PAGE_SIZE, case.running + case.free, PROMPT + OUTPUT, vocab_size=100, eos_ids=())
 
 

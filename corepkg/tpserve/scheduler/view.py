@@ -72,8 +72,7 @@ class View:
 
     def running(self) -> Iterator[RunningRequest]:
         """Requests with pages, by arrival; lazy."""
-        for request in sorted(self._queues.running.values(), key=_arrival):
-            yield shown(request)
+        return map(shown, sorted(self._queues.running.values(), key=_arrival))
 
     def _show(self, request: Request) -> WaitingRequest:
         known = len(request.tokens)

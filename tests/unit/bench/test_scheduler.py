@@ -1,7 +1,5 @@
 """The benchmark runs, and its rounds are of the kind that it says."""
 
-from itertools import pairwise
-
 import pytest
 
 from tpserve.bench import scheduler
@@ -37,6 +35,11 @@ def test_where_rows_are_free_all_the_same_nobody_is_admitted(seen, policy, share
 
 def test_where_some_end_as_many_follow(seen):
     measure(Case(policy="lpm", running=8, waiting=70, ending=2, shared=256), rounds=10)
-    waiting = [waiting for waiting, *_ in seen[-10:-1]]
-    assert {before - after for before, after in pairwise(waiting)} <= {1, 2, 3}
-    assert {running for _, running, *_ in seen[-10:-1]} <= {5, 6}
+    assert [(waiting, running) for waiting, running, *_ in seen[-10:-1]] == [
+        (waiting, 6) for waiting in range(70, 52, -2)
+    ]
+
+
+def test_all_rows_are_taken_where_none_is_to_be_free(seen):
+    measure(Case(policy="lpm", running=40, waiting=3), rounds=3)
+    assert seen[-2][:3] == (3, 40, 40)
