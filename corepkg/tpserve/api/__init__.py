@@ -28,7 +28,7 @@ from tpserve.api.errors import (
 )
 from tpserve.api.hooks import ENTRY_POINT_GROUP, hookimpl
 from tpserve.api.ops import Linear, Ops, SamplingBatch
-from tpserve.api.policy import Limits, Plan, Policy, Prefill, QueueView, RunningRequest, WaitingRequest
+from tpserve.api.policy import Glimpse, Level, Limits, Plan, Policy, Prefill, QueueView, RunningRequest, WaitingRequest
 from tpserve.api.specs import (
     API_VERSION,
     KINDS,
@@ -78,7 +78,9 @@ __all__ = [
     "FanoutReceiver",
     "FanoutSender",
     "FrameError",
+    "Glimpse",
     "LaunchError",
+    "Level",
     "Limits",
     "Linear",
     "ModelError",

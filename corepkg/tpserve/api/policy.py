@@ -15,7 +15,41 @@ import msgspec
 
 from tpserve.api.specs import Options
 
-__all__ = ["Limits", "Plan", "Policy", "Prefill", "QueueView", "RunningRequest", "WaitingRequest"]
+__all__ = ["Glimpse", "Level", "Limits", "Plan", "Policy", "Prefill", "QueueView", "RunningRequest", "WaitingRequest"]
+
+
+class Glimpse(msgspec.Struct, frozen=True):
+    """A waiting request as far as it is known without a look into the prefix cache.
+
+    Attributes:
+        uid: names the request.
+        arrival: its place in the message stream; smaller came earlier.
+        since: the round in which it began to wait.
+        priority: larger is more urgent; 0 unless the client said otherwise.
+        cached: how many of its first tokens the prefix cache held when it was last looked up; 0 if it never was.
+        seen: when that was, to compare with others: smaller is longer ago, -1 is never.
+    """
+
+    uid: int
+    arrival: int
+    since: int
+    priority: int
+    cached: int
+    seen: int
+
+
+class Level(msgspec.Struct, frozen=True):
+    """Those of one priority that wait.
+
+    Attributes:
+        priority: theirs.
+        since: the round in which the first of them began to wait.
+        arrival: the place of that one in the message stream.
+    """
+
+    priority: int
+    since: int
+    arrival: int
 
 
 class WaitingRequest(msgspec.Struct, frozen=True):
@@ -51,6 +85,7 @@ class RunningRequest(msgspec.Struct, frozen=True):
         priority: larger is more urgent.
         length: tokens whose keys and values are in the cache.
         pending: known tokens still to compute; 0 when it decodes, or has drawn its last token.
+        since: the round in which it began to wait; giving its pages up does not change it.
     """
 
     uid: int
@@ -58,6 +93,7 @@ class RunningRequest(msgspec.Struct, frozen=True):
     priority: int
     length: int
     pending: int
+    since: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -69,7 +105,7 @@ class Limits(msgspec.Struct, frozen=True):
         running: the most requests that may hold pages.
         free_pages: pages for requests that are admitted in this step, after what the decoding ones take in it.
         promised_pages: pages that the running requests may yet come to take. They are not kept back: when the pool runs
-            dry, the youngest request has to give its pages up, wait again and be computed anew.
+            dry, the last by :meth:`Policy.retraction_order` gives its pages up, waits again and is computed anew.
     """
 
     tokens: int
@@ -80,9 +116,11 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class QueueView(Protocol):
-    """What a policy sees. Reading it changes nothing.
+    """What a policy sees. Reading it changes nothing but what later glimpses remember.
 
-    ``waiting`` costs what is read of it: a policy that stops early never pays for the rest of a long queue.
+    ``waiting`` and ``glimpses`` cost what is read of them: a policy that stops early never pays for the rest of a long
+    queue. Each request that ``waiting`` or ``look`` shows is looked up in the prefix cache, which takes as long as its
+    prompt is; a policy that compares many reads glimpses, and looks at few.
     """
 
     @property
@@ -109,8 +147,22 @@ class QueueView(Protocol):
     def priorities(self) -> Sequence[int]:
         """The priorities of those that wait, largest first."""
 
+    @property
+    def levels(self) -> Sequence[Level]:
+        """Those that wait by priority, largest first."""
+
     def waiting(self, priority: int | None = None) -> Iterator[WaitingRequest]:
         """Requests without pages, all or those of one priority, by arrival; lazy."""
+
+    def glimpses(self, priority: int | None = None) -> Iterator[Glimpse]:
+        """Requests without pages, as ``waiting`` gives them, without a look into the prefix cache; lazy."""
+
+    def look(self, uid: int) -> WaitingRequest:
+        """The waiting request of this uid as it is now.
+
+        Raises:
+            KeyError: nobody of this uid waits.
+        """
 
     def running(self) -> Iterator[RunningRequest]:
         """Requests with pages, by arrival; lazy."""
@@ -157,3 +209,14 @@ class Policy(ABC):
         The plan keeps to ``view.limits``; the scheduler checks it and treats a breach as a bug of the policy. A plan
         that computes nothing is one only if nothing is running.
         """
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        """Where a running request stands when the pool runs dry: the largest gives its pages up first.
+
+        Pure, as :meth:`plan` is. Different for any two requests, and the same for one request as long as it lives: it
+        must not depend on ``length`` or ``pending``. So there is one that never gives its pages up, and ends; then the
+        next. Admit in the same order, or age, so that whoever comes first does not wait for ever for its turn.
+
+        Unless a policy overrides it, the youngest goes first.
+        """
+        return (request.arrival,)

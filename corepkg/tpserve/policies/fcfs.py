@@ -16,4 +16,4 @@ class FcfsPolicy(Policy):
 
     def plan(self, view: QueueView) -> Plan:
         """Take whoever came first."""
-        return fill(view, view.waiting(), self.options)
+        return fill(view, view.waiting(), self.options, self.retraction_order)

@@ -16,8 +16,8 @@ class BatchingOptions(Options, frozen=True, kw_only=True):
 
     Attributes:
         order: ``mixed``: all that decode, and prompts with the rest of a step's tokens. ``prefill``: steps of prompts
-            alone, as long as there are any, and steps of decoding alone. ``decode``: likewise, but prompts begin when
-            nothing decodes any more.
+            alone, as long as there are any, and steps of decoding alone, one in 16 at least. ``decode``: likewise, but
+            prompts begin when nothing decodes any more.
         reserve: the share of the pages that running requests may yet take which is kept back when another is admitted.
             1 never has to take pages back from a request; less lets more run at a time.
     """
@@ -30,7 +30,7 @@ class LpmOptions(BatchingOptions, frozen=True, kw_only=True):
     """How ``lpm`` chooses.
 
     Attributes:
-        window: how many of those that wait longest are compared.
+        window: how many of those that wait longest are compared; in a round, 16 of them are looked up anew.
         ageing: cached tokens that a round of waiting makes up for.
     """
 

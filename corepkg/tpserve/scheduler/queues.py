@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import merge
 
 import msgspec
 
+from tpserve.api.policy import Level
 from tpserve.kv.pool import Holding
 from tpserve.messages import Generate, SamplingParams
 from tpserve.step import EngineLimits
@@ -38,7 +39,8 @@ class Request(msgspec.Struct, eq=False):
         room: how many its pages have room for.
         slot: its row in the engine's tables.
         holding: its pages.
-        peeked: what was last found out about its cached prefix while it waits; see Capacity.peek.
+        peeked: what was last found out about its cached prefix while it waited: at which version of the cache, and what
+            Capacity.peek then returned; at version -1 if that never was.
         has_started: whether the client was told that it started.
         has_ended: whether it lives no more; a step under way may still compute a token of it.
     """
@@ -98,87 +100,124 @@ class Queues:
     Attributes:
         running: holds pages; by admission.
         decoding: those of ``running`` that take one token a step; by the step in which they began to.
+        levels: those that wait by priority, largest first.
     """
 
     def __init__(self) -> None:
         self.running: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
-        # OrderedDicts, because taking from the front of a long one is cheap. Those that had to give their pages up
-        # are few, came before most others, and are kept apart.
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
-        self._retracted: list[Request] = []
-        self._levels: dict[int, OrderedDict[int, Request]] = {}
+        self._living: dict[int, Request] = {}
+        self._waiting = _Line()
+        self.levels: list[Level] = []
+        self._lines: dict[int, _Line] = {}
 
     def __len__(self) -> int:
         return self.num_waiting + len(self.running)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running.values()
-        yield from self._retracted
-        yield from self._waiting.values()
+        yield from self._waiting
 
     @property
     def num_waiting(self) -> int:
         """How many requests hold no pages."""
-        return len(self._waiting) + len(self._retracted)
+        return len(self._waiting)
 
     @property
     def has_ending(self) -> bool:
         """Whether a running request only awaits its last token, and then gives back what it holds."""
         return any(not each.pending and each.uid not in self.decoding for each in self.running.values())
 
-    @property
-    def priorities(self) -> Sequence[int]:
-        """The priorities of those that wait, largest first."""
-        found = {request.priority for request in self._retracted}
-        return sorted(found.union(self._levels), reverse=True)
-
     def get(self, uid: int) -> Request | None:
         """The living request of this uid, if there is one."""
-        return self.running.get(uid) or self.get_waiting(uid)
+        return self._living.get(uid)
 
     def get_waiting(self, uid: int) -> Request | None:
         """The waiting request of this uid, if there is one."""
-        return self._waiting.get(uid) or next((each for each in self._retracted if each.uid == uid), None)
+        return None if uid in self.running else self._living.get(uid)
 
     def waiting(self, priority: int | None = None) -> Iterator[Request]:
         """Those that wait, all or of one priority, by arrival."""
-        level = self._waiting if priority is None else self._levels.get(priority, OrderedDict())
-        if not self._retracted:
-            return iter(level.values())
-        retracted = [each for each in self._retracted if priority in {None, each.priority}]
-        return merge(retracted, level.values(), key=_arrival)
+        return iter(self._waiting if priority is None else self._lines.get(priority, ()))
 
     def enqueue(self, request: Request) -> None:
         """Let a new request wait, behind all others."""
-        self._waiting[request.uid] = request
-        self._levels.setdefault(request.priority, OrderedDict())[request.uid] = request
+        self._living[request.uid] = request
+        self._waiting.join(request)
+        line = self._line_of(request)
+        line.join(request)
+        if len(line) == 1:
+            self._renew_level(request.priority)
 
     def admit(self, request: Request) -> None:
         """Move a request from waiting to running."""
-        self._remove_waiting(request)
+        self._wait_no_more(request)
         self.running[request.uid] = request
 
     def retract(self, request: Request) -> None:
-        """Move a request from running to waiting."""
+        """Move a request from running to waiting, in its place by arrival."""
         del self.running[request.uid]
         self.decoding.pop(request.uid, None)
-        insort(self._retracted, request, key=_arrival)
+        self._waiting.rejoin(request)
+        self._line_of(request).rejoin(request)
+        self._renew_level(request.priority)
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it stands."""
+        del self._living[request.uid]
         if self.running.pop(request.uid, None) is None:
-            self._remove_waiting(request)
+            self._wait_no_more(request)
         self.decoding.pop(request.uid, None)
 
-    def _remove_waiting(self, request: Request) -> None:
-        if self._waiting.pop(request.uid, None) is None:
-            self._retracted.remove(request)
-            return
-        level = self._levels[request.priority]
-        del level[request.uid]
-        if not level:
-            del self._levels[request.priority]
+    def _line_of(self, request: Request) -> _Line:
+        return self._lines.setdefault(request.priority, _Line())
+
+    def _wait_no_more(self, request: Request) -> None:
+        self._waiting.leave(request)
+        self._lines[request.priority].leave(request)
+        self._renew_level(request.priority)
+
+    def _renew_level(self, priority: int) -> None:
+        """Say who is the first of this priority now."""
+        index = bisect_left(self.levels, -priority, key=_urgency)
+        is_there = index < len(self.levels) and self.levels[index].priority == priority
+        first = next(iter(self._lines[priority]), None)
+        renewed = [Level(priority, first.since, first.arrival)] if first else []
+        self.levels[index : index + is_there] = renewed
+        if not first:
+            del self._lines[priority]
+
+
+class _Line:
+    """Requests by arrival. What is done with a few of them costs the same in a long line as in a short one."""
+
+    def __init__(self) -> None:
+        # An OrderedDict, because taking from the front of a long one is cheap. Those that had to give their pages up
+        # come in no order, and are kept apart.
+        self._joined: OrderedDict[int, Request] = OrderedDict()
+        self._rejoined: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._joined) + len(self._rejoined)
+
+    def __iter__(self) -> Iterator[Request]:
+        if not self._rejoined:
+            return iter(self._joined.values())
+        return merge(self._rejoined, self._joined.values(), key=_arrival)
+
+    def join(self, request: Request) -> None:
+        """Add one that came after all others."""
+        self._joined[request.uid] = request
+
+    def rejoin(self, request: Request) -> None:
+        """Add one that was there before."""
+        insort(self._rejoined, request, key=_arrival)
+
+    def leave(self, request: Request) -> None:
+        """Take one out."""
+        if self._joined.pop(request.uid, None) is None:
+            found = self._rejoined.pop(bisect_left(self._rejoined, request.arrival, key=_arrival))
+            assert found is request, f"request {request.uid} is not where its arrival says"
 
 
 class Tombstones:
@@ -209,3 +248,7 @@ class Tombstones:
 
 def _arrival(request: Request) -> int:
     return request.arrival
+
+
+def _urgency(level: Level) -> int:
+    return -level.priority

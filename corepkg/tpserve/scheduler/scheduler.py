@@ -25,7 +25,7 @@ from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.queues import NO_SLOT, Queues, Request, Tombstones
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import Round, RoundSource
-from tpserve.scheduler.view import View, breach
+from tpserve.scheduler.view import View, breach, shown
 from tpserve.step import Engine, Pending
 
 __all__ = ["Budget", "Scheduler"]
@@ -286,20 +286,21 @@ class Scheduler:
         """Give each of these a page for its next token.
 
         Where there is none, they wait for requests that only await their last token; if there is none of these either,
-        the youngest request has to go.
+        the last by the policy's order has to go. So the first keeps what it has, and goes on.
         """
         for request in full:
             while request.slot != NO_SLOT and not self.capacity.available:
                 if self.queues.has_ending:
                     return
-                self._retract(self._youngest(), batch)
+                self._retract(self._last(), batch)
             if request.slot != NO_SLOT:
                 index = request.length // self._limits.page_size
                 batch.give(request, index, [self.capacity.grow(request)])
 
-    def _youngest(self) -> Request:
-        """The running request that arrived last."""
-        return max(self.queues.running.values(), key=lambda request: request.arrival)
+    def _last(self) -> Request:
+        """The running request that the policy lets go first."""
+        order = self._policy.retraction_order
+        return max(self.queues.running.values(), key=lambda request: order(shown(request)))
 
     def _retract(self, request: Request, batch: Batch) -> None:
         """Take back what a request holds; it waits again, to be computed anew as far as that is not cached then."""

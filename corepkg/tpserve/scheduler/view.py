@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpserve.api.policy import Limits, Plan, RunningRequest, WaitingRequest
+from tpserve.api.policy import Glimpse, Level, Limits, Plan, RunningRequest, WaitingRequest
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import Queues, Request
 
-__all__ = ["View", "breach"]
+__all__ = ["View", "breach", "shown"]
 
 
 class View:
@@ -48,16 +48,31 @@ class View:
     @property
     def priorities(self) -> Sequence[int]:
         """The priorities of those that wait, largest first."""
-        return self._queues.priorities
+        return [level.priority for level in self._queues.levels]
+
+    @property
+    def levels(self) -> Sequence[Level]:
+        """Those that wait by priority, largest first."""
+        return self._queues.levels.copy()
 
     def waiting(self, priority: int | None = None) -> Iterator[WaitingRequest]:
         """Requests without pages, all or those of one priority, by arrival; lazy."""
         return map(self._show, self._queues.waiting(priority))
 
+    def glimpses(self, priority: int | None = None) -> Iterator[Glimpse]:
+        """Requests without pages, as ``waiting`` gives them, without a look into the prefix cache; lazy."""
+        return map(_glimpse, self._queues.waiting(priority))
+
+    def look(self, uid: int) -> WaitingRequest:
+        """The waiting request of this uid as it is now."""
+        request = self._queues.get_waiting(uid)
+        if request is None:
+            raise KeyError(uid)
+        return self._show(request)
+
     def running(self) -> Iterator[RunningRequest]:
         """Requests with pages, by arrival; lazy."""
-        for request in sorted(self._queues.running.values(), key=_arrival):
-            yield RunningRequest(request.uid, request.arrival, request.priority, request.length, request.pending)
+        return map(shown, sorted(self._queues.running.values(), key=_arrival))
 
     def _show(self, request: Request) -> WaitingRequest:
         known = len(request.tokens)
@@ -66,6 +81,13 @@ class View:
         return WaitingRequest(
             request.uid, request.arrival, request.since, request.priority, cached, known - cached, pages, promised
         )
+
+
+def shown(request: Request) -> RunningRequest:
+    """A running request as a policy sees it."""
+    return RunningRequest(
+        request.uid, request.arrival, request.priority, request.length, request.pending, request.since
+    )
 
 
 def breach(plan: Plan, queues: Queues, capacity: Capacity, limits: Limits) -> tuple[str, str] | None:
@@ -101,6 +123,11 @@ def breach(plan: Plan, queues: Queues, capacity: Capacity, limits: Limits) -> tu
     if not prompts + decodes and not queues.has_ending:
         return f"something to compute for {len(queues)} requests", "nothing"
     return None
+
+
+def _glimpse(request: Request) -> Glimpse:
+    seen, cached, _ = request.peeked
+    return Glimpse(request.uid, request.arrival, request.since, request.priority, cached, seen)
 
 
 def _arrival(request: Request) -> int:

@@ -5,7 +5,7 @@ class TestMine(PolicyContract):
     def spec(self):
         return plugin.tpserve_policies()[0]
 
-``python -m tpserve.testing.policy`` plans in a process of its own, where the clock and the hash seed are others.
+``python -m tpserve.testing.policy`` decides in a process of its own, where the clock and the hash seed are others.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tpserve.api import Options, Plan, Policy, PolicySpec
 from tpserve.testing.processes import PATIENCE, load
 from tpserve.testing.queues import CountingView, QueueState, fault, long_queue, random_state
-from tpserve.testing.traffic import rounds_until_finished
+from tpserve.testing.traffic import Ask, rounds_until_finished
 
 __all__ = ["PolicyContract"]
 
 STATES = 300
 
-TRAFFIC: dict[str, Callable[[random.Random], tuple[int, int]]] = {
-    "short": lambda draw: (draw.randint(1, 8), draw.randint(1, 8)),
-    "long": lambda draw: (draw.randint(90, 150), draw.randint(1, 4)),
-    "talkative": lambda draw: (draw.randint(1, 8), draw.randint(50, 150)),
-    "mixed": lambda draw: (draw.choice([3, 30, 95, 200]), draw.choice([1, 10, 100])),
+TRAFFIC: dict[str, Callable[[random.Random], Ask]] = {
+    "short": lambda draw: Ask(draw.randint(1, 8), draw.randint(1, 8)),
+    "long": lambda draw: Ask(draw.randint(90, 150), draw.randint(1, 4)),
+    "talkative": lambda draw: Ask(draw.randint(1, 8), draw.randint(50, 150)),
+    "brief": lambda draw: Ask(draw.randint(1, 8), 1),
+    "mixed": lambda draw: Ask(draw.choice([3, 30, 95, 200]), draw.choice([1, 10, 100])),
+    "cached": lambda draw: Ask(draw.randint(60, 90), draw.randint(1, 8), shared=56),
+    "urgent": lambda draw: Ask(draw.randint(1, 30), draw.randint(1, 30), priority=draw.choice([1, 3, 5])),
 }
-"""Prompt and output tokens of the requests that keep coming."""
+"""The requests that keep coming."""
 
 
 class PolicyContract:
@@ -63,7 +67,7 @@ class PolicyContract:
 
     @pytest.fixture
     def states(self) -> list[QueueState]:
-        """What to plan for."""
+        """What to decide about."""
         draw = random.Random(7)
         return [random_state(draw) for _ in range(STATES)]
 
@@ -75,29 +79,38 @@ class PolicyContract:
             assert broken is None, f"the policy {broken}: {state}"
 
     def test_nothing_is_kept_between_calls(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
-        """A plan depends on the view alone: not on what was planned before, nor how often."""
+        """What is decided depends on what is shown alone: not on what was decided before, nor how often."""
         policy = make(spec, options)
-        fresh = [plan(make(spec, options), state) for state in states]
-        assert [plan(policy, state) for state in states] == fresh
-        assert [plan(policy, state) for state in reversed(states)] == fresh[::-1]
+        fresh = [decide(make(spec, options), state) for state in states]
+        assert [decide(policy, state) for state in states] == fresh
+        assert [decide(policy, state) for state in reversed(states)] == fresh[::-1]
 
     def test_the_view_is_only_read(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
         """Neither it nor the requests that it shows are changed."""
         policy = make(spec, options)
         for state in states:
             before = msgspec.json.encode(state)
-            plan(policy, state)
+            decide(policy, state)
             assert msgspec.json.encode(state) == before
 
     @pytest.mark.parametrize(("hash_seed", "clock"), [(0, 0.0), (1, 1e6 + 1.37), (4321, -1e7 - 0.71)])
-    def test_another_process_plans_alike(
+    def test_another_process_decides_alike(
         self, spec: PolicySpec, options: Options, states: list[QueueState], hash_seed: int, clock: float
     ) -> None:
         """One whose sets have another order, and whose clock shows another time."""
-        here = [plan(make(spec, options), state) for state in states]
-        there = plans_elsewhere(spec, options, states, hash_seed, clock)
+        here = [decide(make(spec, options), state) for state in states]
+        there = decided_elsewhere(spec, options, states, hash_seed, clock)
         differing = [state for state, one, other in zip(states, here, there, strict=True) if one != other]
         assert differing == []
+
+    def test_who_gives_pages_up_is_settled(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
+        """Of any two requests it is the same one, however far they have come: so some request always goes on."""
+        policy = make(spec, options)
+        for state in states:
+            order = [policy.retraction_order(request) for request in state.running]
+            assert len({*order}) == len(order), f"the policy gives two requests the same place: {order}"
+            grown = [replace(request, length=request.length + 100, pending=0) for request in state.running]
+            assert [policy.retraction_order(request) for request in grown] == order, "their places change as they go on"
 
     @pytest.mark.parametrize("victim", [(1, 1), (20, 20), (99, 2), (250, 30)], ids="{0[0]}+{0[1]}".format)
     @pytest.mark.parametrize("traffic", TRAFFIC)
@@ -106,7 +119,7 @@ class PolicyContract:
     ) -> None:
         """A request of any size is finished after a bounded number of rounds, while others keep coming."""
         draw = random.Random(1)
-        waited = rounds_until_finished(make(spec, options), lambda: TRAFFIC[traffic](draw), victim, self.rounds)
+        waited = rounds_until_finished(make(spec, options), lambda: TRAFFIC[traffic](draw), Ask(*victim), self.rounds)
         assert waited is not None, f"a prompt of {victim[0]} tokens is not finished after {self.rounds} rounds"
 
     def test_a_long_queue_is_not_read_to_its_end(self, spec: PolicySpec, options: Options) -> None:
@@ -117,14 +130,14 @@ class PolicyContract:
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a child plans.
+    """What a child decides about.
 
     Attributes:
         factory: ``module:Class`` of the policy.
         options_type: ``module:Class`` of its options.
         options: the options, as builtins.
         clock: seconds that the clock is ahead.
-        states: what to plan for.
+        states: what to decide about.
     """
 
     factory: str
@@ -140,20 +153,33 @@ def make(spec: PolicySpec, options: Options) -> Policy:
     return policy
 
 
-def plan(policy: Policy, state: QueueState) -> Plan:
-    """One plan."""
-    return policy.plan(CountingView(state))
+class Decided(msgspec.Struct, frozen=True):
+    """What a policy makes of a state.
+
+    Attributes:
+        plan: of the next step.
+        order: the uids of those that run; the last gives its pages up first.
+    """
+
+    plan: Plan
+    order: list[int]
 
 
-def plans_elsewhere(
+def decide(policy: Policy, state: QueueState) -> Decided:
+    """Let a policy decide once."""
+    order = sorted(state.running, key=policy.retraction_order)
+    return Decided(policy.plan(CountingView(state)), [request.uid for request in order])
+
+
+def decided_elsewhere(
     spec: PolicySpec, options: Options, states: Sequence[QueueState], hash_seed: int, clock: float
-) -> list[Plan]:
-    """The plans of another process.
+) -> list[Decided]:
+    """What is decided in another process.
 
     Args:
         spec: of the policy.
         options: for it.
-        states: what to plan for.
+        states: what to decide about.
         hash_seed: decides the order of its sets.
         clock: seconds that its clock is ahead.
     """
@@ -168,7 +194,7 @@ def plans_elsewhere(
     done = subprocess.run(
         command, input=msgspec.json.encode(job), env=environ, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
     )
-    return msgspec.json.decode(done.stdout, type=list[Plan])
+    return msgspec.json.decode(done.stdout, type=list[Decided])
 
 
 def shift_clock(seconds: float) -> None:
@@ -192,11 +218,11 @@ def shift_clock(seconds: float) -> None:
 
 
 def main() -> None:
-    """Plan what stdin asks for."""
+    """Decide what stdin asks for."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     shift_clock(job.clock)
     policy: Policy = load(job.factory)(msgspec.convert(job.options, load(job.options_type)))
-    sys.stdout.buffer.write(msgspec.json.encode([plan(policy, state) for state in job.states]))
+    sys.stdout.buffer.write(msgspec.json.encode([decide(policy, state) for state in job.states]))
 
 
 if __name__ == "__main__":

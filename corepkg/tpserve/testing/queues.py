@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tpserve.api import Limits, Plan, RunningRequest, WaitingRequest
+from tpserve.api import Glimpse, Level, Limits, Plan, RunningRequest, WaitingRequest
 
 __all__ = ["CountingView", "QueueState", "fault", "long_queue", "random_state"]
 
@@ -40,15 +40,18 @@ class CountingView:
 
     Attributes:
         reads: how many waiting requests were read.
+        looks: how many of them were looked up in the prefix cache.
     """
 
-    __slots__ = ("_state", "reads")
+    __slots__ = ("_state", "looks", "reads")
 
     _state: QueueState
+    looks: int
     reads: int
 
     def __init__(self, state: QueueState) -> None:
         object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "looks", 0)
         object.__setattr__(self, "reads", 0)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -82,18 +85,45 @@ class CountingView:
     @property
     def priorities(self) -> Sequence[int]:
         """The priorities of those that wait, largest first."""
-        return sorted({request.priority for request in self._state.waiting}, reverse=True)
+        return [level.priority for level in self.levels]
+
+    @property
+    def levels(self) -> Sequence[Level]:
+        """Those that wait by priority, largest first."""
+        firsts = {request.priority: request for request in reversed(self._state.waiting)}
+        return [Level(priority, firsts[priority].since, firsts[priority].arrival) for priority in sorted(firsts)[::-1]]
 
     def waiting(self, priority: int | None = None) -> Iterator[WaitingRequest]:
         """Requests without pages, all or those of one priority, by arrival; lazy."""
+        for request in self._read(priority):
+            self._count("looks")
+            yield request
+
+    def glimpses(self, priority: int | None = None) -> Iterator[Glimpse]:
+        """Requests without pages, as ``waiting`` gives them, without a look into the prefix cache; lazy."""
+        for each in self._read(priority):
+            yield Glimpse(each.uid, each.arrival, each.since, each.priority, each.cached, seen=each.uid % 5 - 1)
+
+    def look(self, uid: int) -> WaitingRequest:
+        """The waiting request of this uid."""
         for request in self._state.waiting:
-            if priority in {None, request.priority}:
-                object.__setattr__(self, "reads", self.reads + 1)
-                yield request
+            if request.uid == uid:
+                self._count("looks")
+                return request
+        raise KeyError(uid)
 
     def running(self) -> Iterator[RunningRequest]:
         """Requests with pages, by arrival; lazy."""
         yield from self._state.running
+
+    def _read(self, priority: int | None) -> Iterator[WaitingRequest]:
+        for request in self._state.waiting:
+            if priority in {None, request.priority}:
+                self._count("reads")
+                yield request
+
+    def _count(self, name: str) -> None:
+        object.__setattr__(self, name, getattr(self, name) + 1)
 
 
 def random_state(draw: random.Random) -> QueueState:
@@ -103,7 +133,7 @@ def random_state(draw: random.Random) -> QueueState:
     rows = draw.randint(1, min(tokens, 40))
     now = draw.randint(0, 5000)
     arrivals = iter(sorted(draw.sample(range(1000), 100)))
-    running = [_random_running(draw, next(arrivals), tokens) for _ in range(draw.randint(0, rows))]
+    running = [_random_running(draw, next(arrivals), now, tokens) for _ in range(draw.randint(0, rows))]
     length = draw.choice([0, 1, 3, 20, 60]) if running else draw.choice([1, 3, 20, 60])
     waiting = [_random_waiting(draw, next(arrivals), now, tokens, page_size) for _ in range(length)]
     waiting.sort(key=lambda request: request.since)
@@ -175,8 +205,9 @@ def _random_waiting(draw: random.Random, arrival: int, now: int, tokens: int, pa
     return WaitingRequest(draw.getrandbits(48), arrival, since, priority, cached, known - cached, held, promised)
 
 
-def _random_running(draw: random.Random, arrival: int, tokens: int) -> RunningRequest:
+def _random_running(draw: random.Random, arrival: int, now: int, tokens: int) -> RunningRequest:
     known = draw.randint(1, draw.choice([2, 10, tokens, 2 * tokens]))
     pending = draw.choice([0, 0, 0, draw.randint(1, known)])
     length = known - pending if pending else known + draw.randint(0, 100)
-    return RunningRequest(draw.getrandbits(48), arrival, draw.choice([0, 0, 0, 5, -1]), length, pending)
+    since = now * arrival // 1000
+    return RunningRequest(draw.getrandbits(48), arrival, draw.choice([0, 0, 0, 5, -1]), length, pending, since)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from tpserve.api import Policy
 from tpserve.messages import Generate, RankMessage, SamplingParams, Shutdown, StepOutput
 from tpserve.scheduler.digest import DecisionLog
@@ -13,25 +15,39 @@ from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import EngineLimits, Pending, Step
 from tpserve.tokens import pack_ids
 
-__all__ = ["NoEngine", "rounds_until_finished"]
+__all__ = ["Ask", "NoEngine", "rounds_until_finished"]
 
 LIMITS = EngineLimits(pages=60, page_size=8, slots=8, max_context=480, vocab_size=50, eos_ids=())
 BUDGET = Budget(running=8, step_tokens=100)
 BACKLOG = 28
-"""So many requests live at any time."""
+"""So many requests live at any time until the victim comes, and twice as many from then on."""
 LEAD = 50
 """Rounds before the victim comes."""
 
 
-def rounds_until_finished(
-    policy: Policy, draw: Callable[[], tuple[int, int]], victim: tuple[int, int], most: int
-) -> int | None:
-    """How many rounds pass until a request is finished that comes while others keep coming.
+class Ask(msgspec.Struct, frozen=True):
+    """What a request asks for.
+
+    Attributes:
+        prompt: tokens of its prompt.
+        output: tokens of its answer.
+        shared: so many tokens, with which its prompt begins, are those of others too.
+        priority: larger is more urgent.
+    """
+
+    prompt: int
+    output: int
+    shared: int = 0
+    priority: int = 0
+
+
+def rounds_until_finished(policy: Policy, draw: Callable[[], Ask], victim: Ask, most: int) -> int | None:
+    """How many rounds pass until a request is finished that comes when many others do, while others keep coming.
 
     Args:
         policy: decides.
-        draw: prompt and output tokens of each of the others.
-        victim: and of the one in question.
+        draw: what each of the others asks for.
+        victim: and the one in question.
         most: give up after so many rounds.
 
     Returns:
@@ -46,7 +62,7 @@ def rounds_until_finished(
 class _Traffic(RoundSource):
     """Sends a new request whenever one has finished."""
 
-    def __init__(self, draw: Callable[[], tuple[int, int]], victim: tuple[int, int], most: int) -> None:
+    def __init__(self, draw: Callable[[], Ask], victim: Ask, most: int) -> None:
         self.waited: int | None = None
         self._draw = draw
         self._victim = victim
@@ -60,11 +76,11 @@ class _Traffic(RoundSource):
         """The next round."""
         self._round += 1
         messages: list[RankMessage] = []
-        while self._living < BACKLOG:
-            messages.append(self._request(*self._draw()))
         if self._round == LEAD:
             self._victim_uid = self._sent
-            messages.append(self._request(*self._victim))
+            messages.append(self._request(self._victim))
+        while self._living < (BACKLOG if self._round < LEAD else 2 * BACKLOG):
+            messages.append(self._request(self._draw()))
         if self.waited is not None or self._round > LEAD + self._most:
             messages.append(Shutdown())
         return Round(self._round, messages)
@@ -79,13 +95,15 @@ class _Traffic(RoundSource):
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _request(self, prompt: int, output: int) -> Generate:
+    def _request(self, ask: Ask) -> Generate:
         uid = self._sent
         self._sent += 1
         self._living += 1
-        # No two prompts begin alike.
-        ids = pack_ids([uid % 50, uid // 50 % 50, *[uid % 7] * (prompt - 2)][:prompt])
-        return Generate(uid, ids, SamplingParams(max_tokens=output, seed=uid, ignore_eos=True))
+        # No two prompts begin alike, but for what they share.
+        own = [uid % 50, uid // 50 % 50, *[uid % 7] * ask.prompt]
+        ids = pack_ids([*[7] * ask.shared, *own][: ask.prompt])
+        params = SamplingParams(max_tokens=ask.output, seed=uid, ignore_eos=True)
+        return Generate(uid, ids, params, priority=ask.priority)
 
 
 class NoEngine:

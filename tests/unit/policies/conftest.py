@@ -28,8 +28,8 @@ def waits() -> Callable[..., WaitingRequest]:
 
 @pytest.fixture
 def runs() -> Callable[..., RunningRequest]:
-    def make(uid: int, pending: int = 0) -> RunningRequest:
-        return RunningRequest(uid, uid, priority=0, length=10, pending=pending)
+    def make(uid: int, pending: int = 0, priority: int = 0, since: int = 0) -> RunningRequest:
+        return RunningRequest(uid, uid, priority, length=10, pending=pending, since=since)
 
     return make
 

@@ -6,16 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpserve.api import Limits, Plan, Prefill, RunningRequest, WaitingRequest
-from tpserve.policies.filling import fill
+from tpserve.policies.filling import TURN, fill
 from tpserve.policies.options import BatchingOptions
 from tpserve.testing.queues import CountingView, QueueState, fault
 
 replace = msgspec.structs.replace
 
 
+def by_arrival(request: RunningRequest) -> tuple[int, ...]:
+    return (request.arrival,)
+
+
 def plan(state: QueueState, **options) -> Plan:
     view = CountingView(state)
-    return fill(view, view.waiting(), BatchingOptions(**options))
+    return fill(view, view.waiting(), BatchingOptions(**options), by_arrival)
 
 
 def test_prompts_in_order_beside_all_that_decode(state, waits, runs):
@@ -29,6 +33,19 @@ def test_nothing_to_do_but_decode(state, runs):
 
 def test_prompts_alone_where_they_go_first(state, waits, runs):
     assert plan(state([waits(5, 99)], [runs(1)]), order="prefill") == Plan((Prefill(5, 99),), decode=False)
+
+
+def test_where_prompts_go_first_what_decodes_has_its_turn_all_the_same(state, waits, runs):
+    waiting, running = [waits(uid, 1) for uid in range(5, 9)], [runs(1), runs(2, pending=3)]
+    made = [plan(state(waiting, running, now=now), order="prefill") for now in range(100, 100 + TURN)]
+    assert made.count(Plan()) == 1
+    assert plan(state(waiting, running[1:], now=TURN), order="prefill").prefill
+
+
+def test_prompts_that_were_begun_go_on_in_the_order_that_is_given(state, runs):
+    running = state(running=[runs(1, pending=9), runs(2, pending=8), runs(3)])
+    made = fill(CountingView(running), [], BatchingOptions(), lambda request: (-request.arrival,))
+    assert made == Plan((Prefill(2, 8), Prefill(1, 9)))
 
 
 def test_prompts_wait_for_all_that_decodes_where_that_goes_first(state, waits, runs):
@@ -74,13 +91,13 @@ def test_where_nothing_runs_one_is_admitted_whatever_it_may_take(state, waits, l
 def test_a_long_queue_is_not_scanned(state, waits, runs):
     waiting = [waits(uid, 60) for uid in range(10_000)]
     view = CountingView(state(waiting, [runs(1)]))
-    assert fill(view, view.waiting(), BatchingOptions()) == Plan((Prefill(0, 60), Prefill(1, 39)))
+    assert fill(view, view.waiting(), BatchingOptions(), by_arrival) == Plan((Prefill(0, 60), Prefill(1, 39)))
     assert view.reads == 2
 
 
 def test_nobody_is_looked_at_where_no_row_is_free(state, waits, runs):
     view = CountingView(state([waits(5)], [runs(uid) for uid in range(7)], finishing=1))
-    assert fill(view, view.waiting(), BatchingOptions()) == Plan()
+    assert fill(view, view.waiting(), BatchingOptions(), by_arrival) == Plan()
     assert view.reads == 0
 
 

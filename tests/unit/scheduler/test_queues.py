@@ -15,6 +15,10 @@ def uids(requests) -> list[int]:
     return [request.uid for request in requests]
 
 
+def priorities(queues) -> list[int]:
+    return [level.priority for level in queues.levels]
+
+
 def test_a_request_knows_its_limits():
     request = make(1, prompt=3, max_tokens=5, outputs=2, priority=4)
     assert (request.tokens.tolist(), request.prompt_tokens, request.limit) == ([9, 9, 9, 8, 8], 3, 8)
@@ -94,17 +98,17 @@ def test_each_priority_waits_apart():
     requests = [make(uid, priority=priority) for uid, priority in enumerate([0, 5, -1, 5, 0])]
     for request in requests:
         queues.enqueue(request)
-    assert queues.priorities == [5, 0, -1]
+    assert priorities(queues) == [5, 0, -1]
     assert [uids(queues.waiting(level)) for level in (5, 0, -1, 3)] == [[1, 3], [0, 4], [2], []]
     queues.admit(requests[2])
     queues.admit(requests[1])
-    assert queues.priorities == [5, 0]
+    assert priorities(queues) == [5, 0]
     queues.retract(requests[2])
     queues.retract(requests[1])
-    assert queues.priorities == [5, 0, -1]
+    assert priorities(queues) == [5, 0, -1]
     assert uids(queues.waiting(5)) == [1, 3]
     queues.remove(requests[2])
-    assert queues.priorities == [5, 0]
+    assert priorities(queues) == [5, 0]
 
 
 def test_the_waiting_are_read_one_by_one():
@@ -116,6 +120,40 @@ def test_the_waiting_are_read_one_by_one():
     queues.retract(requests[1])
     waiting = queues.waiting()
     assert [next(waiting), next(waiting)] == requests[:2]
+
+
+class Counted:
+    """A request that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, request):
+        self._request = request
+
+    def __getattr__(self, name):
+        Counted.looks += 1
+        return getattr(self._request, name)
+
+
+def test_many_that_were_retracted_cost_no_more_than_few(monkeypatch):
+    costs = {}
+    for number in (64, 4096):
+        queues, requests = Queues(), [Counted(make(uid, priority=uid % 3)) for uid in range(number)]
+        for request in requests:
+            queues.enqueue(request)
+            queues.admit(request)
+        for request in requests[::2] + requests[1::2]:
+            queues.retract(request)
+        monkeypatch.setattr(Counted, "looks", 0)
+        assert priorities(queues) == [2, 1, 0]
+        assert queues.num_waiting == number
+        assert [next(queues.waiting()), next(queues.waiting(2))] == [requests[0], requests[2]]
+        assert queues.get(40) is queues.get_waiting(40) is requests[40]
+        queues.admit(requests[40])
+        queues.remove(requests[41])
+        queues.retract(requests[40])
+        costs[number] = Counted.looks
+    assert costs[4096] < 2 * costs[64]
 
 
 def test_a_long_life_in_random_order():
@@ -140,7 +178,7 @@ def test_a_long_life_in_random_order():
         waiting.sort(key=lambda each: each.arrival)
         assert list(queues.waiting()) == waiting
         assert list(queues.running.values()) == running
-        assert queues.priorities == sorted({each.priority for each in waiting}, reverse=True)
+        assert priorities(queues) == sorted({each.priority for each in waiting}, reverse=True)
         level = draw.choice([0, 1, -2])
         assert list(queues.waiting(level)) == [each for each in waiting if each.priority == level]
         assert sorted(uids(queues)) == sorted(uids(waiting + running))

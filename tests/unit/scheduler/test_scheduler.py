@@ -11,7 +11,8 @@ from tpserve.api import Plan, Policy, Prefill, RankError
 from tpserve.messages import Abort, Generate, SamplingParams, Shutdown, Started, StepOutput
 from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.filling import fill
-from tpserve.policies.options import BatchingOptions
+from tpserve.policies.options import BatchingOptions, PriorityOptions
+from tpserve.policies.priority import PriorityPolicy
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import NO_SLOT
 from tpserve.scheduler.replies import LocalReplies
@@ -133,9 +134,11 @@ def run(script, limits=SMALL_LIMITS, policy=FcfsPolicy, budget=SMALL_BUDGET, shu
     return answers, log, source
 
 
-def request(uid, prompt=(5, 6, 7), max_tokens=5, output_ids=(), **params):
+def request(uid, prompt=(5, 6, 7), max_tokens=5, output_ids=(), priority=0, **params):
     sampling = {"temperature": 0.0, "seed": uid, "ignore_eos": True, **params}
-    return Generate(uid, pack_ids(prompt), SamplingParams(max_tokens=max_tokens, **sampling), pack_ids(output_ids))
+    return Generate(
+        uid, pack_ids(prompt), SamplingParams(max_tokens=max_tokens, **sampling), pack_ids(output_ids), priority
+    )
 
 
 def expected(message: Generate, limits: EngineLimits) -> tuple[list[int], str]:
@@ -462,7 +465,7 @@ class LastFirst(FcfsPolicy):
     """Last come, first served."""
 
     def plan(self, view):
-        return fill(view, reversed(list(view.waiting())), self.options)
+        return fill(view, reversed(list(view.waiting())), self.options, self.retraction_order)
 
 
 def test_whoever_came_last_is_retracted_also_if_it_was_admitted_first():
@@ -471,6 +474,19 @@ def test_whoever_came_last_is_retracted_also_if_it_was_admitted_first():
     answers, log, _ = run([messages], limits, LastFirst, reserve=0.0)
     assert answers.started == [1, 0]
     assert [decisions.retracted for decisions in log.rounds if decisions.retracted] == [[1]]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_policy_says_who_is_retracted(overlap):
+    """By priority the youngest keeps its pages if it is the most urgent."""
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    messages = [request(uid, [uid + 5] * 8, max_tokens=20, priority=uid) for uid in range(4)]
+    options = PriorityOptions(reserve=0.0)
+    answers, log, _ = run([messages], limits, lambda _: PriorityPolicy(options), overlap=overlap)
+    retracted = [uid for decisions in log.rounds for uid in decisions.retracted]
+    assert retracted[0] == 0
+    assert 3 not in retracted
+    assert list(answers.finished) == [3, 2, 1, 0]
 
 
 def test_nobody_is_retracted_where_all_that_was_promised_is_kept_back():

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.scheduler.sample import make
 
-from tpserve.api import Limits, Plan, Prefill, RunningRequest, WaitingRequest
+from tpserve.api import Glimpse, Limits, Plan, Prefill, RunningRequest, WaitingRequest
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import Queues
 from tpserve.scheduler.view import View, breach
@@ -59,8 +59,8 @@ def test_the_view_shows_what_a_policy_needs(rank):
         WaitingRequest(uid=2, arrival=102, since=7, priority=0, cached=0, tokens=3, pages=1, promised=1),
     ]
     assert list(view.running()) == [
-        RunningRequest(uid=1, arrival=101, priority=0, length=5, pending=5),
-        RunningRequest(uid=3, arrival=103, priority=0, length=3, pending=0),
+        RunningRequest(uid=1, arrival=101, priority=0, length=5, pending=5, since=7),
+        RunningRequest(uid=3, arrival=103, priority=0, length=3, pending=0, since=7),
     ]
 
 
@@ -78,6 +78,22 @@ def test_the_waiting_are_looked_up_one_by_one(rank, monkeypatch):
     monkeypatch.setattr(rank.capacity, "peek", lambda request: seen.append(request.uid) or peek(request))
     assert next(rank.view().waiting()).uid == 0
     assert seen == [0]
+
+
+def test_a_glimpse_looks_nothing_up_and_shows_what_was_found_last(rank, monkeypatch):
+    view, version = rank.view(), rank.capacity.pool.version
+    assert list(view.glimpses()) == [Glimpse(0, 100, 7, 0, cached=0, seen=-1), Glimpse(2, 102, 7, 0, cached=0, seen=-1)]
+    assert view.look(0) == next(view.waiting())
+    rank.capacity.pool.clear()
+    assert [(each.uid, each.cached, each.seen) for each in view.glimpses()] == [(0, 4, version), (2, 0, -1)]
+    assert [each.uid for each in view.glimpses(0)] == [0, 2]
+    assert [*view.glimpses(5)] == []
+
+
+@pytest.mark.parametrize("uid", [1, 9])
+def test_only_who_waits_can_be_looked_up(rank, uid):
+    with pytest.raises(KeyError):
+        rank.view().look(uid)
 
 
 def test_cached_pages_that_nobody_holds_are_taken_from_what_is_free(rank):

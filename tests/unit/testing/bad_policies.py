@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView
+from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView, RunningRequest
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.filling import fill
 from tpserve.policies.options import BatchingOptions
 
 
@@ -95,3 +96,55 @@ class Thorough(FcfsPolicy):
     def plan(self, view: QueueView) -> Plan:
         assert sum(1 for _ in view.waiting()) == view.num_waiting
         return super().plan(view)
+
+
+class LastFirst(FcfsPolicy):
+    """Last come, first served."""
+
+    def plan(self, view: QueueView) -> Plan:
+        return fill(view, reversed(list(view.waiting())), self.options, self.retraction_order)
+
+
+class CachedFirst(FcfsPolicy):
+    """The longest cached prefix first, however long others wait."""
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = sorted(view.waiting(), key=lambda request: (-request.cached, request.arrival))
+        return fill(view, waiting, self.options, self.retraction_order)
+
+
+class UrgentFirst(FcfsPolicy):
+    """The highest priority first, however long others wait."""
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = sorted(view.waiting(), key=lambda request: (-request.priority, request.arrival))
+        return fill(view, waiting, self.options, self.retraction_order)
+
+
+class PromptsFirst(FcfsPolicy):
+    """Decodes when there are no prompts."""
+
+    def plan(self, view: QueueView) -> Plan:
+        made = super().plan(view)
+        return Plan(made.prefill, decode=not made.prefill)
+
+
+class LongestLast(FcfsPolicy):
+    """Lets go first who has come least far."""
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        return -request.length, request.arrival
+
+
+class LeastUrgentLast(FcfsPolicy):
+    """Does not say who of two equally urgent ones goes first."""
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        return (-request.priority,)
+
+
+class Hashed(FcfsPolicy):
+    """Lets go whoever's name has the largest hash."""
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        return (hash(str(request.uid)),)

@@ -11,6 +11,7 @@ from tpserve.kv.allocator import PageAllocator, SlotAllocator
 from tpserve.kv.pool import KvPool
 from tpserve.kv.radix import RadixTree
 from tpserve.policies.fcfs import FcfsPolicy
+from tpserve.policies.filling import fill
 from tpserve.policies.lpm import LpmPolicy
 from tpserve.policies.priority import PriorityPolicy
 from tpserve.scheduler.batch import Batch
@@ -36,6 +37,8 @@ def bug(cls: type, name: str, seeds: int):
 
         BUGS[wrong.__name__] = seeds, plant
         return wrong
+
+    return add
 
     return add
 
@@ -79,17 +82,78 @@ def an_abort_forgotten_that_came_first(right, self, uid):
     return right(self, uid) and False
 
 
-def clock_in(policy):
-    @bug(policy, "plan", 80)
-    def a_clock(right, self, view):
-        plan = right(self, view)
-        return Plan(plan.prefill[::-1], plan.decode) if time.perf_counter_ns() // 1000 % 3 == 0 else plan
-
-    BUGS[f"a_clock_in_{policy.__name__}"] = BUGS.pop(a_clock.__name__)
+POLICIES = FcfsPolicy, LpmPolicy, PriorityPolicy
 
 
-for each in (FcfsPolicy, LpmPolicy, PriorityPolicy):
-    clock_in(each)
+def in_each_policy(seeds):
+    """As bug, of the method plan of each policy, as one bug each."""
+
+    def add(wrong: Callable) -> Callable:
+        for policy in POLICIES:
+            bug(policy, "plan", seeds)(wrong)
+            BUGS[f"{wrong.__name__}_in_{policy.__name__}"] = BUGS.pop(wrong.__name__)
+        return wrong
+
+    return add
+
+
+@in_each_policy(80)
+def a_clock(right, self, view):
+    plan = right(self, view)
+    return Plan(plan.prefill[::-1], plan.decode) if time.perf_counter_ns() // 1000 % 3 == 0 else plan
+
+
+class Hiding:
+    """A view that hides every third request: those that wait, or prompts that were begun."""
+
+    def __init__(self, view, *hidden):
+        self._view = view
+        self._hidden = hidden
+
+    def __getattr__(self, name):
+        shown = getattr(self._view, name)
+        return (lambda *args: (each for each in shown(*args) if each.uid % 3)) if name in self._hidden else shown
+
+
+def unless_idle(plan, view, other):
+    return plan if plan.prefill or (plan.decode and view.num_decoding) else other()
+
+
+@in_each_policy(20)
+def last_come_first_served(right, self, view):
+    return fill(view, reversed(list(view.waiting())), self.options, self.retraction_order)
+
+
+@in_each_policy(20)
+def some_are_not_admitted_while_there_are_others(right, self, view):
+    return unless_idle(right(self, Hiding(view, "waiting", "glimpses")), view, lambda: right(self, view))
+
+
+@in_each_policy(60)
+def some_prompts_do_not_go_on_while_there_are_others(right, self, view):
+    return unless_idle(right(self, Hiding(view, "running")), view, lambda: right(self, view))
+
+
+@bug(LpmPolicy, "plan", 20)
+def the_longest_cached_prefix_first_however_long_others_wait(right, self, view):
+    waiting = sorted(view.waiting(), key=lambda each: (-each.cached, each.arrival))
+    return fill(view, waiting, self.options, self.retraction_order)
+
+
+@bug(PriorityPolicy, "plan", 20)
+def the_highest_priority_first_however_long_others_wait(right, self, view):
+    waiting = sorted(view.waiting(), key=lambda each: (-each.priority, each.arrival))
+    return fill(view, waiting, self.options, self.retraction_order)
+
+
+@bug(PriorityPolicy, "retraction_order", 60)
+def the_youngest_gives_its_pages_up_however_urgent(right, self, request):
+    return (request.arrival,)
+
+
+@bug(FcfsPolicy, "retraction_order", 60)
+def the_oldest_gives_its_pages_up(right, self, request):
+    return (-request.arrival,)
 
 
 @bug(Capacity, "share", 60)
@@ -111,7 +175,7 @@ def swapped_pages_that_are_never_freed(right, self, holding, ids, computed):
     return swapped
 
 
-@bug(Scheduler, "_youngest", 60)
+@bug(Scheduler, "_last", 60)
 def another_request_retracted_on_one_rank(right, self):
     return min(self.queues.running.values(), key=lambda each: each.arrival) if self._log.rank == 1 else right(self)
 
@@ -119,7 +183,7 @@ def another_request_retracted_on_one_rank(right, self):
 @bug(Queues, "retract", 60)
 def a_retracted_request_that_is_lost(right, self, request):
     right(self, request)
-    self._retracted.remove(request)
+    self._wait_no_more(request)
 
 
 @bug(DecisionLog, "fold", 100)

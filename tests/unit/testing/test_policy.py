@@ -38,12 +38,19 @@ SHORT_TRAFFIC = {"traffic": "short", "victim": (99, 2)}
 @pytest.mark.parametrize(
     ("policy", "test", "arguments"),
     [
-        ("Clock", "test_another_process_plans_alike", {"states": STATES, "hash_seed": 0, "clock": 1e6 + 1.37}),
-        ("SetOrder", "test_another_process_plans_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
+        ("Clock", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 0, "clock": 1e6 + 1.37}),
+        ("SetOrder", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
         ("OverBudget", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Idle", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Twice", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Starving", "test_nobody_waits_for_ever", SHORT_TRAFFIC),
+        ("LastFirst", "test_nobody_waits_for_ever", SHORT_TRAFFIC),
+        ("CachedFirst", "test_nobody_waits_for_ever", {"traffic": "cached", "victim": (99, 2)}),
+        ("UrgentFirst", "test_nobody_waits_for_ever", {"traffic": "urgent", "victim": (20, 20)}),
+        ("PromptsFirst", "test_nobody_waits_for_ever", {"traffic": "brief", "victim": (20, 20)}),
+        ("LongestLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
+        ("LeastUrgentLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
+        ("Hashed", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
         ("Stateful", "test_nothing_is_kept_between_calls", {"states": STATES}),
         ("Writing", "test_the_view_is_only_read", {"states": STATES}),
         ("Thorough", "test_a_long_queue_is_not_read_to_its_end", {}),
@@ -121,3 +128,4 @@ def test_states_cover_what_there_is() -> None:
     assert any(request.pending for state in STATES for request in state.running)
     assert any(request.tokens > state.limits.tokens for state in STATES for request in state.waiting)
     assert any(request.cached for state in STATES for request in state.waiting)
+    assert any(request.priority and request.since for state in STATES for request in state.running)

@@ -8,11 +8,12 @@ import pytest
 from tests.unit.testing.planted import BUGS, plant
 
 from tpserve.testing.sim import Failure, Simulation
+from tpserve.testing.sim.__main__ import main
 
 SEEDS = 160
 MET = {
     *("abort: waiting", "abort: under way", "abort: mid-prompt", "abort: decoding", "abort: before or after"),
-    *("evictions", "cached tokens", "another generation", "noticed: stop", "noticed: decision"),
+    *("evictions", "retraction", "cached tokens", "another generation", "noticed: stop", "noticed: decision"),
 }
 """What the seeds must hold to be worth anything, and faults of most kinds besides."""
 
@@ -57,6 +58,32 @@ def test_the_command_says_how_fast_it_is():
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("3 seeds, ")
     assert "a minute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--seeds", "abc"], "argument --seeds: 'abc' is not A:B, two numbers of which either may be left out"),
+        (["--seeds", "7"], "argument --seeds: '7' is not A:B, two numbers of which either may be left out"),
+        (["--seeds", "5:5"], "argument --seeds: '5:5' holds no seed"),
+        (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--minutes", "soon"], "argument --minutes: 'soon' is not a number larger than 0"),
+        (["--rounds", "-3"], "argument --rounds: '-3' is not a number larger than 0"),
+        (["--seed", "1", "--seeds", "1:2"], "argument --seeds: not allowed with argument --seed"),
+        (["--faster"], "unrecognized arguments: --faster"),
+    ],
+)
+def test_a_bad_flag_ends_with_exit_code_2_and_one_line(flags, says, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {says}; python -m tpserve.testing.sim --help says more\n"
+
+
+def test_the_default_is_all_seeds(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", "--rounds", "1"])
+    assert main() == 0
 
 
 def test_the_command_says_how_a_failure_is_repeated():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterable
+from typing import NoReturn
 
 from tpserve.testing.sim.clients import Failure
 from tpserve.testing.sim.simulation import Simulation
@@ -22,7 +23,7 @@ def main() -> int:
     shown = started = time.monotonic()
     seeds = rounds = 0
     seen: Counter[str] = Counter()
-    for seed in _seeds(arguments):
+    for seed in [arguments.seed] if arguments.seed is not None else arguments.seeds:
         simulation = Simulation(seed)
         try:
             simulation.run()
@@ -45,22 +46,43 @@ def main() -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong."""
+        self.exit(2, f"error: {message}; {self.prog} --help says more\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tpserve.testing.sim", description=__doc__)
+    parser = _Parser(prog="python -m tpserve.testing.sim", description=__doc__)
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, help="this one only")
-    seeds.add_argument("--seeds", metavar="A:B", default="0:", help="from A, up to B if there is one (default: 0:)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
-    parser.add_argument("--rounds", type=float, default=float("inf"), help="stop after so many")
+    seeds.add_argument(
+        "--seeds", metavar="A:B", type=_seeds, default="0:", help="from A, up to B if there is one (default: 0:)"
+    )
+    parser.add_argument("--minutes", type=_positive, default=float("inf"), help="stop after so many")
+    parser.add_argument("--rounds", type=_positive, default=float("inf"), help="stop after so many")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what has happened, and how often")
     return parser
 
 
-def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
-    if arguments.seed is not None:
-        return iter([arguments.seed])
-    first, _, last = arguments.seeds.partition(":")
-    return iter(range(int(first or 0), int(last)) if last else count(int(first or 0)))
+def _seeds(text: str) -> Iterable[int]:
+    found = re.fullmatch(r"(\d*):(\d*)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B, two numbers of which either may be left out")
+    first, last = int(found[1] or 0), int(found[2] or sys.maxsize)
+    if first >= last:
+        raise argparse.ArgumentTypeError(f"{text!r} holds no seed")
+    return range(first, last)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number larger than 0")
+    return number
 
 
 def _show(seeds: int, rounds: int) -> None:

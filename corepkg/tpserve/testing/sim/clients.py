@@ -13,10 +13,6 @@ from tpserve.tokens import pack_ids, unpack_ids
 
 __all__ = ["Asked", "Clients", "Failure"]
 
-PATIENCE = 100
-"""Rounds that anyone may wait, and PER_TOKEN more for each token that is asked for meanwhile."""
-PER_TOKEN = 2
-
 
 class Failure(Exception):
     """A simulation has found something wrong."""
@@ -33,9 +29,6 @@ class Asked:
         got: how many of them have come.
         has_started: whether this generation of ranks has said that it started.
         is_aborted: whether it may end with ``abort``.
-        round: in which round it was asked for.
-        backlog: tokens that had been asked for by then and had not come.
-        mark: all tokens that had been asked for by then.
     """
 
     def __init__(self, message: Generate, limits: EngineLimits) -> None:
@@ -51,7 +44,6 @@ class Asked:
         self.got = 0
         self.has_started = False
         self.is_aborted = False
-        self.round = self.backlog = self.mark = 0
 
     def _answer(self, known: Sequence[int], params: SamplingParams, limits: EngineLimits) -> None:
         if len(known) < self.limit and self.limit - 1 > limits.pages * limits.page_size:
@@ -82,20 +74,15 @@ class Clients:
         self.answered = 0
         self.is_ending = False
         self._limits = limits
-        self._asked = 0
-        self._backlog = 0
         self._latest = -1
         self._let_go: list[int] = []
         self._must_be_gone: list[int] = []
 
-    def ask(self, message: Generate, round: int, *, is_aborted: bool) -> None:
+    def ask(self, message: Generate, *, is_aborted: bool) -> None:
         """Send a request; ``is_aborted`` if its abort went before it."""
-        asked = self.alive[message.uid] = Asked(message, self._limits)
+        self.alive[message.uid] = Asked(message, self._limits)
         if is_aborted:
             self.abort(message.uid)
-        asked.round, asked.backlog, asked.mark = round, self._backlog, self._asked
-        self._asked += asked.limit
-        self._backlog += asked.limit
 
     def abort(self, uid: int) -> None:
         """Let a request go."""
@@ -108,9 +95,6 @@ class Clients:
         self._latest = -1
         self._let_go, self._must_be_gone = [], []
         self.alive = {uid: asked for uid, asked in self.alive.items() if not asked.is_aborted}
-        self._backlog = sum(asked.limit for asked in self.alive.values())
-        for asked in self.alive.values():
-            asked.round, asked.backlog = 0, self._backlog
         return [asked.resume() for asked in self.alive.values()]
 
     def deliver(self, output: StepOutput) -> None:
@@ -130,14 +114,6 @@ class Clients:
                 self._finish(uid, asked, reason)
             elif token == -1:
                 raise Failure(f"request {uid} gets neither a token nor its end")
-
-    def check_patience(self, round: int) -> None:
-        """Fail if whoever waits longest has waited too long."""
-        for asked in self.alive.values():
-            most = PATIENCE + PER_TOKEN * (asked.backlog + self._asked - asked.mark)
-            if round - asked.round > most:
-                raise Failure(f"request {asked.message.uid} starves: {round - asked.round} rounds, at most {most}")
-            return
 
     def check_aborts(self, all_taken: bool) -> None:
         """Fail if a round after the leader took its abort a request still lives.
@@ -178,4 +154,3 @@ class Clients:
             raise Failure(f"request {uid} ends with {reason} after {asked.got} of {len(asked.answer)} tokens")
         del self.alive[uid]
         self.answered += 1
-        self._backlog -= asked.limit

@@ -8,7 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
-from tpserve.api import Announcement, Plan, Policy, QueueView
+from tpserve.api import Announcement, Plan, Policy, QueueView, RunningRequest
 
 __all__ = ["Deviant", "Fault", "Meddler", "Stopper", "Striker", "corrupt_announcement", "corrupt_frame"]
 
@@ -155,3 +155,7 @@ class Deviant(Policy):
             return plan
         self.has_struck = True
         return Plan(plan.prefill[:-1], plan.decode)
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        """The other's."""
+        return self._policy.retraction_order(request)

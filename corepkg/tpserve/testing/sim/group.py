@@ -15,7 +15,7 @@ from tpserve.testing.sim.clients import Clients, Failure
 from tpserve.testing.sim.faults import Deviant, Fault, Meddler, Stopper, Striker, corrupt_announcement, corrupt_frame
 from tpserve.testing.sim.links import FollowerEnd, Intake, LeaderEnd, Wire, WouldBlock
 from tpserve.testing.sim.scenario import Scenario
-from tpserve.testing.sim.state import State, difference, state_of
+from tpserve.testing.sim.state import NUMBERS, State, difference, state_of
 
 __all__ = ["Group", "Member"]
 
@@ -212,6 +212,8 @@ class Group:
             fault = self._fault
             if fault is None or not self.has_struck or fault.rank != member.rank:
                 raise Failure(f"rank {member.rank}, round {number}: {difference(state, self._states[number])}")
+            if state[:NUMBERS] == self._states[number][:NUMBERS]:
+                return  # others wait, or in another order, and nothing has been decided by that yet
             self._differs_since = number if self._differs_since is None else self._differs_since
             if number - self._differs_since >= self._depth:
                 raise Failure(f"rank {member.rank} differs since round {self._differs_since} and does not notice")

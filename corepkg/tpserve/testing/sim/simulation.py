@@ -8,11 +8,15 @@ from random import Random
 from tpserve.envelope import Sealer
 from tpserve.messages import Abort, Generate, RankMessage, Shutdown, encode
 from tpserve.testing.sim.clients import Clients, Failure
+from tpserve.testing.sim.fairness import Fairness
 from tpserve.testing.sim.faults import Fault
 from tpserve.testing.sim.group import Group, Member
 from tpserve.testing.sim.scenario import Event, Nap, Scenario
 
 __all__ = ["Simulation"]
+
+ENDLESS = 20_000
+"""Rounds that no simulation takes, or something goes round in circles."""
 
 NOBODY = 1 << 20
 """A uid that no request has."""
@@ -63,6 +67,7 @@ class Simulation:
 
     def _serve(self, fault: Fault | None) -> None:
         self._group = group = Group(self.scenario, fault, self.clients)
+        self._fairness = Fairness(self.scenario)
         self._sealers = [Sealer(index) for index in range(self.scenario.tokenizers)]
         self._is_stopping = self._has_nudged = False
         self._unborn: set[int] = set()  # Aborted before they were asked for.
@@ -98,10 +103,17 @@ class Simulation:
         has_moved = self._group.step(member)
         if has_moved:
             self.rounds += 1
-            self.clients.check_patience(member.rounds)
+            self._check_turns(member)
             if not self._group.has_struck:
                 self.clients.check_aborts(all_taken=not self._group.intake.frames)
         return has_moved
+
+    def _check_turns(self, leader: Member) -> None:
+        """Check who was served in a round, and that rounds come to an end."""
+        if not leader.is_over:
+            self._fairness.check(leader.scheduler.queues)
+        if self.rounds > ENDLESS:
+            raise Failure(f"requests {[*self.clients.alive]} are not answered in {ENDLESS} rounds")
 
     def _wait(self) -> None:
         """Go on to the next event. After the last, stop the ranks."""
@@ -124,6 +136,7 @@ class Simulation:
         group, clients = self._group, self.clients
         self.seen["evictions"] += group.leader.scheduler.capacity.pool.counters.evicted > 0
         self.seen["cached tokens"] += group.leader.scheduler.capacity.pool.counters.found > 0
+        self.seen["retraction"] += self._fairness.retractions > 0
         for member in group.members:
             member.scheduler.check()
         if group.is_down:
@@ -145,7 +158,7 @@ class Simulation:
                 self._stop()
             case Generate() if not self._is_stopping:
                 is_aborted = event.uid in self._unborn
-                clients.ask(event, self._group.leader.rounds, is_aborted=is_aborted)
+                clients.ask(event, is_aborted=is_aborted)
                 self._send(event, event.uid)
             case Abort() if not self._is_stopping:
                 self.seen[f"abort: {self._phase(event.uid)}"] += 1

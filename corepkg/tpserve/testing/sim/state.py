@@ -5,12 +5,15 @@ from __future__ import annotations
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.scheduler import Scheduler
 
-__all__ = ["FULL", "State", "difference", "state_of"]
+__all__ = ["FULL", "NUMBERS", "State", "difference", "state_of"]
 
 FULL = 64
 """So often, in rounds, everything is looked at."""
 
 State = tuple[object, ...]
+
+NUMBERS = 8
+"""So many of a state's items, the first, are those of every round."""
 
 NAMES = (
     *("latest digest", "changes of the cache", "available pages", "free pages", "promised pages"),
@@ -52,7 +55,7 @@ def difference(found: State, expected: State) -> str:
 def _everything(scheduler: Scheduler) -> State:
     queues, pool = scheduler.queues, scheduler.capacity.pool
     return (
-        [(each.uid, each.slot, each.known, each.length, each.tokens.tolist()) for each in queues],
+        [(each.uid, each.slot, each.known, each.length, each.peeked, each.tokens.tolist()) for each in queues],
         [each.holding and each.holding.pages.copy() for each in queues],
         list(queues.decoding),
         pool._pages._stack.copy(),
