@@ -37,7 +37,7 @@ def test_broken_packages_do_not_touch_a_server_that_does_not_use_them(run_cli: A
         (["--policy", "fcsf"], "error: there is no policy plugin named 'fcsf'\nhint: Did you mean 'fcfs'?"),
         (["--policy", "acme"], "error: policy.acme is broken: acme.plugin: RuntimeError: no luck\nhint: Reinstall"),
         (["--policy", "twin"], "error: policy.twin is ambiguous: provided by acme 1.0 and by zenith 1.0\nhint: Uninst"),
-        (["--attn", "triton"], "error: attention.triton is unavailable: this version of tpserve-attn-triton has no ke"),
+        (["--attn", "flashinfer"], "error: attention.flashinfer is unavailable: this version of tpserve-attn-flashin"),
         (["--transport", "acme", "--tp", "2"], "error: transport.acme is broken: acme.plugin: RuntimeError: no luck"),
         (["-o", "policy.depth=1"], "error: -o policy.depth=1: no policy has an option 'depth'"),
         (["--port", "99999"], "error: --port: expected an integer from 0 to 65535, found 99999"),

@@ -32,10 +32,11 @@ class AttentionShape(msgspec.Struct, frozen=True):
         page_size: tokens a page.
         max_context: the longest sequence.
         max_running: the most sequences in a batch.
-        scale: factor on the scores, normally head_dim ** -0.5.
+        scale: factor on the scores, above 0, normally head_dim ** -0.5.
         dtype: name of the dtype of queries and cache: float32, float16 or bfloat16.
         device: the torch device, as a string.
         sliding_window: how many tokens back a token sees, itself included; 0 for all.
+        soft_cap: a score s, scaled, counts as soft_cap * tanh(s / soft_cap); 0 to leave it as it is.
     """
 
     layers: int
@@ -49,6 +50,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     sliding_window: int = 0
+    soft_cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ class Attention(ABC):
         """Attend, for the planned batch.
 
         Args:
-            query: ``[tokens, q_heads, head_dim]``.
-            k_cache: one layer's keys, ``[pages, page_size, kv_heads, head_dim]``.
+            query: ``[tokens, q_heads, head_dim]``; the numbers of a head lie side by side.
+            k_cache: one layer's keys, contiguous ``[pages, page_size, kv_heads, head_dim]``.
             v_cache: one layer's values, of the same shape.
 
         Returns:

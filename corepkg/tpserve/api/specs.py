@@ -89,6 +89,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         min_sm: the least CUDA compute capability times ten (90 for Hopper), or 0.
         cuda_graph: a CUDA graph can hold its decode.
         sliding_window: it can limit how far back a token sees.
+        soft_cap: it can bound the scores.
     """
 
     devices: tuple[str, ...] = ()
@@ -98,6 +99,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_sm: int = 0
     cuda_graph: bool = False
     sliding_window: bool = False
+    soft_cap: bool = False
 
 
 class OpsCapabilities(msgspec.Struct, frozen=True, kw_only=True):

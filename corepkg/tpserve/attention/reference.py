@@ -97,14 +97,13 @@ class _SinglesPart:
 
     cells: _Adjacent | _Scattered
     mask: torch.Tensor | None
-    scale: float
+    shape: AttentionShape
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         # With one new token a sequence, the query heads of a group can stand where query rows do: nothing is repeated.
         q = query.reshape(len(query), k_cache.shape[2], -1, query.shape[2])
         k, v = self.cells.read(k_cache), self.cells.read(v_cache)
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=self.scale)
-        return out.reshape(query.shape)
+        return _attend(self.shape, q, k, v, self.mask).reshape(query.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +122,17 @@ class _SequencePart:
 
     cells: _Adjacent | _Scattered
     blocks: list[_Block]
-    scale: float
+    shape: AttentionShape
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         q = query.unsqueeze(0).transpose(1, 2)
         k, v = self.cells.read(k_cache), self.cells.read(v_cache)
-        out = [self._attend(block, q, k, v) for block in self.blocks]
+        out = [self._run_block(block, q, k, v) for block in self.blocks]
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _attend(self, block: _Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = functional.scaled_dot_product_attention(
-            q[:, :, block.rows],
-            k[:, :, block.keys],
-            v[:, :, block.keys],
-            attn_mask=block.mask,
-            is_causal=block.causal,
-            scale=self.scale,
-            enable_gqa=True,
-        )
-        return out.transpose(1, 2).squeeze(0)
+    def _run_block(self, block: _Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = q[:, :, block.rows], k[:, :, block.keys], v[:, :, block.keys]
+        return _attend(self.shape, q, k, v, block.mask, causal=block.causal).transpose(1, 2).squeeze(0)
 
 
 _Part = _SinglesPart | _SequencePart
@@ -175,7 +166,7 @@ class _TailMasks:
 
 def _plan_single(shape: AttentionShape, batch: AttentionBatch, index: int) -> _SinglesPart:
     end = batch.kv_lens[index]
-    return _SinglesPart(_find_cells(shape, batch, index, _first_seen(shape, end - 1), end), None, shape.scale)
+    return _SinglesPart(_find_cells(shape, batch, index, _first_seen(shape, end - 1), end), None, shape)
 
 
 def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[int]) -> _SinglesPart:
@@ -192,15 +183,15 @@ def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[in
     pages = batch.page_table[slots, numbers].flatten().long()
     positions = first_pages * shape.page_size + torch.arange(width * shape.page_size, device=ends.device)
     mask = _mask_of((positions < firsts) | (positions >= ends), shape).view(len(indices), 1, 1, -1)
-    return _SinglesPart(_Scattered(pages, len(indices), 0, width * shape.page_size), mask, shape.scale)
+    return _SinglesPart(_Scattered(pages, len(indices), 0, width * shape.page_size), mask, shape)
 
 
 def _plan_sequence(shape: AttentionShape, batch: AttentionBatch, index: int, masks: _TailMasks) -> _SequencePart:
     length, end = batch.query_lens[index], batch.kv_lens[index]
     start = end - length
-    if start == 0 and (not shape.sliding_window or end <= shape.sliding_window):
+    if start == 0 and not shape.soft_cap and (not shape.sliding_window or end <= shape.sliding_window):
         blocks = [_Block(slice(0, length), slice(0, end), None, causal=True)]
-        return _SequencePart(_find_cells(shape, batch, index, 0, end), blocks, shape.scale)
+        return _SequencePart(_find_cells(shape, batch, index, 0, end), blocks, shape)
     base = _first_seen(shape, start)
     blocks = []
     for row in range(0, length, _BLOCK):
@@ -208,7 +199,7 @@ def _plan_sequence(shape: AttentionShape, batch: AttentionBatch, index: int, mas
         first = _first_seen(shape, start + row)
         mask = masks.corner(stop - row, start + stop - first)
         blocks.append(_Block(slice(row, stop), slice(first - base, start + stop - base), mask, causal=False))
-    return _SequencePart(_find_cells(shape, batch, index, base, end), blocks, shape.scale)
+    return _SequencePart(_find_cells(shape, batch, index, base, end), blocks, shape)
 
 
 def _find_cells(
@@ -222,6 +213,27 @@ def _find_cells(
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             return _Adjacent(numbers[0] * shape.page_size + offset, end - first)
     return _Scattered(pages.long(), 1, offset, end - first)
+
+
+def _attend(
+    shape: AttentionShape,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    causal: bool = False,
+) -> torch.Tensor:
+    """Queries ``[sequences, heads, rows, head_dim]`` over keys and values of as many heads, or of a divisor of that."""
+    group = q.shape[1] // k.shape[1]
+    if not shape.soft_cap:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=shape.scale, enable_gqa=group > 1
+        )
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = (q @ k.transpose(2, 3)).float() * shape.scale
+    scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    return (scores if mask is None else scores + mask).softmax(3).to(v.dtype) @ v
 
 
 def _first_seen(shape: AttentionShape, position: int) -> int:

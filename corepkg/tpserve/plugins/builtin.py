@@ -104,7 +104,7 @@ def tpserve_attentions() -> list[AttentionSpec]:
             name="torch",
             summary="the reference, in torch operators, for any device",
             factory="tpserve.attention.reference:TorchAttention",
-            capabilities=AttentionCapabilities(devices=("cpu", "cuda"), sliding_window=True),
+            capabilities=AttentionCapabilities(devices=("cpu", "cuda"), sliding_window=True, soft_cap=True),
         )
     ]
 

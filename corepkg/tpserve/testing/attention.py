@@ -91,6 +91,8 @@ def attention_oracle(case: AttentionCase) -> torch.Tensor:
         distance = torch.arange(end - len(new), end).unsqueeze(1) - torch.arange(end)
         seen = (distance >= 0) & (distance < (shape.sliding_window or end))
         scores = torch.einsum("qhd,thd->hqt", new, keys) * shape.scale
+        if shape.soft_cap:
+            scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
         rows.append(torch.einsum("hqt,thd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(dim=2), values))
     return torch.cat(rows)
 
@@ -103,7 +105,7 @@ class AttentionContract(ABC):
         device: where to run.
     """
 
-    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(sliding_window=True)
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(sliding_window=True, soft_cap=True)
     device: ClassVar[str] = "cpu"
 
     @abstractmethod
@@ -114,15 +116,17 @@ class AttentionContract(ABC):
         """Run each test over what the capabilities allow."""
         offered = self.capabilities
         axes: dict[str, list[Any]] = {
-            "head_dim": [d for d in (64, 80, 128) if d in (offered.head_dims or (d,))],
-            "page_size": [p for p in (1, 16, 64) if p in (offered.page_sizes or (p,))],
+            "head_dim": [d for d in (64, 80, 96, 128, 256) if d in (offered.head_dims or (d,))],
+            "page_size": [p for p in (1, 16, 64, 256) if p in (offered.page_sizes or (p,))],
             "dtype": [d for d in _TOLERANCE if d in (offered.dtypes or (d,))],
             "window": [1, 5, 48] if offered.sliding_window else [],
+            "soft_cap": [0.5, 20.0] if offered.soft_cap else [],
             "heads": [(4, 4), (9, 3), (8, 1), (5, 1)],
             "lengths": list(_BATCHES),
         }
-        for name in axes.keys() & set(metafunc.fixturenames):
-            metafunc.parametrize(name, axes[name], ids=str)
+        for name, values in axes.items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values, ids=str)
 
     def shape(self, **changes: Any) -> AttentionShape:
         """A small shape that the capabilities allow, with ``changes``."""
@@ -173,6 +177,11 @@ class AttentionContract(ABC):
     def test_sliding_windows(self, window: int, lengths: str) -> None:
         """Every kind of batch, with windows shorter than a page, than a prompt and than a context."""
         shape = self.shape(sliding_window=window)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_soft_caps(self, soft_cap: float, lengths: str) -> None:
+        """Every kind of batch, with scores bounded tightly and loosely."""
+        shape = self.shape(soft_cap=soft_cap)
         self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
 
     def test_a_plan_serves_every_layer(self) -> None:

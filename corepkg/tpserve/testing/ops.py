@@ -100,8 +100,9 @@ class OpsContract(ABC):
             "filters": list(_FILTERS),
             "vocabulary": [33, 1500, 4099],
         }
-        for name in axes.keys() & set(metafunc.fixturenames):
-            metafunc.parametrize(name, axes[name], ids=str)
+        for name, values in axes.items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values, ids=str)
 
     def draw(self, *size: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
         """Random numbers on the device."""

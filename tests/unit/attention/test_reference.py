@@ -21,7 +21,7 @@ SHAPE = AttentionShape(
 
 
 class TestTorchAttention(AttentionContract):
-    capabilities = AttentionCapabilities(devices=("cpu",), sliding_window=True)
+    capabilities = AttentionCapabilities(devices=("cpu",), sliding_window=True, soft_cap=True)
 
     def make(self, shape: AttentionShape) -> TorchAttention:
         return TorchAttention(NoOptions(), shape)

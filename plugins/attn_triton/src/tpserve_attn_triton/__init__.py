@@ -1,1 +1,1 @@
-"""Attention kernels and ops in Triton, for tpserve."""
+"""Attention kernels in Triton, for tpserve. Importing this package loads no triton."""

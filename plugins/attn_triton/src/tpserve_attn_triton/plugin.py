@@ -15,12 +15,23 @@ def tpserve_attentions() -> list[AttentionSpec]:
             name="triton",
             summary="attention kernels written in Triton, for CUDA devices",
             factory="tpserve_attn_triton.attention:TritonAttention",
+            requires=("triton>=3.6",),
             probe="tpserve_attn_triton.plugin:probe",
-            capabilities=AttentionCapabilities(devices=("cuda",), dtypes=("float16", "bfloat16")),
+            capabilities=AttentionCapabilities(
+                devices=("cuda",),
+                dtypes=("float32", "float16", "bfloat16"),
+                head_dims=(64, 80, 96, 112, 128, 160, 192, 256, 16, 32),
+                min_sm=80,
+                cuda_graph=True,
+                sliding_window=True,
+                soft_cap=True,
+            ),
         )
     ]
 
 
-def probe() -> str:
-    """Say why this part cannot be used."""
-    return "this version of tpserve-attn-triton has no kernels yet"
+def probe() -> str | None:
+    """Say why the kernels cannot run here, or None."""
+    import torch
+
+    return None if torch.cuda.is_available() else "there is no CUDA device"

@@ -1,0 +1,57 @@
+"""Engines on CUDA draw what one on the CPU draws, with each attention."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpserve.api import NoOptions
+from tpserve.config import ServeConfig
+from tpserve.distributed.partition import Partition
+from tpserve.engine.build import build_engine
+from tpserve.messages import SamplingParams
+from tpserve.models.config import ModelConfig
+from tpserve.ops.reference import TorchOps
+from tpserve.step import Engine
+from tpserve.testing.engine import generate
+from tpserve.testing.models import make_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TORCH = "tpserve.attention.reference:TorchAttention"
+TRITON = pytest.param(
+    "tpserve_attn_triton.attention:TritonAttention",
+    marks=pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
+)
+
+
+def engine_on(device: str, attention: str, folder: Path) -> Engine:
+    model = ModelConfig.from_folder(folder)
+    config = ServeConfig(dtype="float32", max_context=512, max_running_requests=8, kv_tokens=2048)
+    module, _, name = attention.partition(":")
+    make = getattr(import_module(module), name)
+    return build_engine(
+        config,
+        model,
+        folder,
+        Partition.of(model, 1, 0),
+        device,
+        lambda shape: make(NoOptions(), shape),
+        TorchOps(NoOptions()),
+        None,
+    )
+
+
+@pytest.mark.parametrize("attention", [TORCH, TRITON])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_an_engine_draws_what_it_draws_on_the_cpu(architecture: str, attention: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path, architecture)
+    cpu, cuda = engine_on("cpu", TORCH, folder), engine_on("cuda", attention, folder)
+    prompts = [list(range(3, 3 + length)) for length in (1, 7, 40, 71, 130)]
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(5)]
+    assert generate(cuda, prompts, 24, chunk=48, shuffle=1) == generate(cpu, prompts, 24)
+    assert generate(cuda, prompts, 24, params) == generate(cpu, prompts, 24, params)
