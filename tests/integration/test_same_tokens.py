@@ -83,7 +83,7 @@ PROMPTS, PARAMS = requests(Random(2))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+    return make_model(tmp_path_factory.mktemp("models") / "llama", "llama", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
