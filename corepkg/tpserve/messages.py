@@ -20,6 +20,7 @@ __all__ = [
     "ChatPrompt",
     "FinishReason",
     "Generate",
+    "PoolReport",
     "RankMessage",
     "Rejected",
     "SamplingParams",
@@ -147,6 +148,24 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     output_ids: list[int] = []
 
 
+class PoolReport(msgspec.Struct, frozen=True, array_like=True):
+    """What has happened to the KV pool since the report before.
+
+    Attributes:
+        retractions: how often a running request had to give its pages up.
+        looked_up: tokens of the requests that were admitted, also of those that were again.
+        found: how many of these were cached.
+        evicted: cached pages that were given up for others.
+        usage: the share of the pool that running requests hold now, 0 … 1.
+    """
+
+    retractions: int
+    looked_up: int
+    found: int
+    evicted: int
+    usage: float
+
+
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
     """rank 0 → detokenizer: all that one round produced, in batch order.
 
@@ -156,6 +175,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step"):
         tokens: the new token of each; -1 for one that finished without.
         finished: why each finished; None where it goes on.
         started: requests admitted since the last output.
+        pool: news of the KV pool, if there are any.
     """
 
     round: int
@@ -163,13 +183,14 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step"):
     tokens: list[int]
     finished: list[FinishReason | None]
     started: list[Started] = []
+    pool: PoolReport | None = None
 
 
 class TextOutput(msgspec.Struct, frozen=True, tag="text"):
     """detokenizer → api: a round's output as text.
 
     Attributes:
-        uids, tokens, finished, started: as in StepOutput.
+        uids, tokens, finished, started, pool: as in StepOutput.
         texts: what each new token adds to its request's text; may be empty while a character is incomplete.
     """
 
@@ -178,6 +199,7 @@ class TextOutput(msgspec.Struct, frozen=True, tag="text"):
     texts: list[str]
     finished: list[FinishReason | None]
     started: list[Started] = []
+    pool: PoolReport | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

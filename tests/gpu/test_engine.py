@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu.waiting import no_waiting
 
 from tpserve.api import NoOptions
 from tpserve.config import ServeConfig
@@ -16,7 +17,7 @@ from tpserve.engine.build import build_engine
 from tpserve.messages import SamplingParams
 from tpserve.models.config import ModelConfig
 from tpserve.ops.reference import TorchOps
-from tpserve.step import Engine
+from tpserve.step import Engine, PageWrite, Sequence, SlotParams, Step, TokenWrite
 from tpserve.testing.engine import generate
 from tpserve.testing.models import make_model
 
@@ -55,3 +56,21 @@ def test_an_engine_draws_what_it_draws_on_the_cpu(architecture: str, attention: 
     params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(5)]
     assert generate(cuda, prompts, 24, chunk=48, shuffle=1) == generate(cpu, prompts, 24)
     assert generate(cuda, prompts, 24, params) == generate(cpu, prompts, 24, params)
+
+
+@pytest.mark.parametrize("attention", [TORCH, TRITON])
+def test_a_step_is_launched_without_waiting_for_the_device(attention: str, tmp_path: Path) -> None:
+    engine = engine_on("cuda", attention, make_model(tmp_path, "llama"))
+
+    def admit(slot: int, page: int) -> Step:
+        """Admits a sequence, and goes on with the others."""
+        params = [SlotParams(slot, temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=slot)]
+        tokens, pages = [TokenWrite(slot, 0, list(range(3, 40)))], [PageWrite(slot, 0, [page, page + 1, page + 2])]
+        others = [Sequence(other, 37, 38, sample=True) for other in range(slot)]
+        return Step([Sequence(slot, 0, 37, sample=True), *others], tokens, pages, params)
+
+    engine.launch(admit(0, 0)).tokens()
+    engine.launch(admit(1, 3)).tokens()
+    with no_waiting():
+        pending = engine.launch(admit(2, 6))
+    assert len(pending.tokens()) == 3

@@ -97,6 +97,12 @@ class Launched:
         }
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=HANG)
 
+    def sample(self, name: str) -> float:
+        """The number that /metrics has for a series without labels."""
+        found = re.search(rf"^{name} (\S+)$", httpx.get(f"{self.url}/metrics", timeout=HANG).text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
     def end(self) -> int:
         """Wait for the end: the exit code. None of the processes that were seen may be left."""
         code = self.process.wait(HANG)

@@ -81,6 +81,8 @@ def test_several_workers_of_each_kind(launch: Launch) -> None:
     server.await_ready()
     assert {"tokenizer1", "detokenizer2"} <= set(server.children())
     assert [server.chat().status_code for _ in range(3)] == [200] * 3
+    wait_for(lambda: server.sample("tpserve_kv_cache_usage_perc") == 0)
+    assert server.sample("tpserve_prefix_cache_queries_total") > server.sample("tpserve_prefix_cache_hits_total") > 0
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0, server.text
     assert "ERROR" not in server.text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -42,3 +45,20 @@ def test_entry_points_name_modules_that_exist() -> None:
     for folder in (ROOT, *PLUGINS):
         for name, module in project(folder)["project"]["entry-points"]["tpserve"].items():
             assert importlib.util.find_spec(module) is not None, name
+
+
+def test_an_environment_without_pip_gets_it_from_the_interpreter(tmp_path: Path) -> None:
+    venv, modules = tmp_path / "venv", tmp_path / "modules"
+    modules.mkdir()
+
+    def run(*command: str) -> str:
+        env = os.environ | {"PYTHONPATH": str(modules)}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    run(sys.executable, "-m", "venv", "--without-pip", str(venv))
+    recipe = run("make", "-n", f"VENV={venv}", f"{venv}/.installed").splitlines()
+    (line,) = [line for line in recipe if "ensurepip" in line]
+    (modules / "ensurepip.py").write_text("print('in place of the real one, which takes seconds')")
+    assert run("sh", "-c", line).startswith("in place")
+    (modules / "pip.py").write_text("")
+    assert run("sh", "-c", line) == ""

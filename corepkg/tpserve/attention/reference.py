@@ -172,7 +172,7 @@ def _plan_single(shape: AttentionShape, batch: AttentionBatch, index: int) -> _S
 def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[int]) -> _SinglesPart:
     slots, ends = batch.slots_tensor.unsqueeze(1), batch.kv_lens_tensor.long().unsqueeze(1)
     if len(indices) < len(batch.slots):
-        chosen = torch.tensor(indices, device=slots.device)
+        chosen = torch.tensor(indices, pin_memory=slots.is_cuda).to(slots.device, non_blocking=True)
         slots, ends = slots[chosen], ends[chosen]
     firsts = (ends - shape.sliding_window).clamp_(min=0) if shape.sliding_window else torch.zeros_like(ends)
     first_pages, last_pages = firsts // shape.page_size, (ends - 1) // shape.page_size

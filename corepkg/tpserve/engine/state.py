@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
+import numpy as np
 import torch
 
 from tpserve.api import SamplingBatch
 from tpserve.step import EngineLimits, SlotParams, Step
+from tpserve.tokens import TYPECODE
 
 __all__ = ["DeviceState", "upload"]
 
@@ -19,8 +21,8 @@ _GREEDY = SlotParams(slot=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, see
 def upload(device: str, *columns: Iterable[int]) -> tuple[torch.Tensor, ...]:
     """Copy lists of integers to the device at once: int64 ``[length]`` each, views of one tensor."""
     lists = [list(column) for column in columns]
-    packed = torch.tensor([*chain.from_iterable(lists)], dtype=torch.int64, pin_memory=device.startswith("cuda"))
-    return torch.split(packed.to(device, non_blocking=True), [len(each) for each in lists])
+    packed = torch.tensor([*chain.from_iterable(lists)], dtype=torch.int64)
+    return torch.split(_send(packed, device), [len(each) for each in lists])
 
 
 class DeviceState:
@@ -44,8 +46,8 @@ class DeviceState:
 
     def apply(self, step: Step) -> None:
         """Write what a step changes; later writes win."""
-        _write(self.tokens, ((each.slot, each.start, each.tokens) for each in step.tokens))
-        _write(self.pages, ((each.slot, each.start, each.pages) for each in step.pages))
+        _write(self.tokens, [(each.slot, each.start, each.tokens) for each in step.tokens])
+        _write(self.pages, [(each.slot, each.start, each.pages) for each in step.pages])
         if step.params:
             self._set_params({params.slot: params for params in step.params})
 
@@ -72,20 +74,33 @@ class DeviceState:
             self.device, changed, (each.top_k for each in rows), (_signed(each.seed) for each in rows)
         )
         shares = [[each.temperature for each in rows], [each.top_p for each in rows], [each.min_p for each in rows]]
-        self._shares[:, slots] = torch.tensor(shares, dtype=torch.float32).to(self.device)
+        self._shares[:, slots] = _send(torch.tensor(shares, dtype=torch.float32), self.device)
         self._top_k[slots] = top_k.int()
         self._seed[slots] = seed
 
 
-def _write(table: torch.Tensor, writes: Iterable[tuple[int, int, list[int] | array[int]]]) -> None:
+def _write(table: torch.Tensor, writes: Sequence[tuple[int, int, list[int] | array[int]]]) -> None:
     """Put values into rows of a table, in order: (row, first column, values)."""
-    cells: dict[int, int] = {}
-    for row, start, values in writes:
-        first = row * table.shape[1] + start
-        cells.update(zip(range(first, first + len(values)), values, strict=True))
-    if cells:
-        numbers, values_tensor = upload(str(table.device), cells.keys(), cells.values())
-        table.view(-1)[numbers] = values_tensor.int()
+    if not writes:
+        return
+    packed = array(TYPECODE)
+    for _, _, each in writes:
+        packed.extend(each)
+    lengths = np.array([len(each) for _, _, each in writes])
+    firsts = np.array([row * table.shape[1] + start for row, start, _ in writes])
+    cells = np.repeat(firsts - lengths.cumsum() + lengths, lengths) + np.arange(len(packed))
+    values = np.asarray(packed)
+    if len({row for row, _, _ in writes}) < len(writes):
+        # A device writes in any order: of several values for one cell it gets the last alone.
+        cells, last = np.unique(cells[::-1], return_index=True)
+        values = values[::-1][last]
+    device = str(table.device)
+    table.view(-1)[_send(torch.from_numpy(cells), device)] = _send(torch.from_numpy(values), device)
+
+
+def _send(host: torch.Tensor, device: str) -> torch.Tensor:
+    """Copy a tensor to the device without waiting for it; on the CPU it is there already."""
+    return (host.pin_memory() if device.startswith("cuda") else host).to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:

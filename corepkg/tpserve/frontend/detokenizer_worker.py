@@ -59,7 +59,7 @@ class Detokenizer:
             self._text(uid, token, finished)
             for uid, token, finished in zip(output.uids, output.tokens, output.finished, strict=True)
         ]
-        return TextOutput(output.uids, output.tokens, texts, output.finished, output.started)
+        return TextOutput(output.uids, output.tokens, texts, output.finished, output.started, output.pool)
 
     def _resume(self, entry: Started) -> None:
         """Go on where another detokenizer stopped, perhaps within a character: its text is known up to there."""

@@ -103,7 +103,7 @@ class Exchange:
 
     Args:
         max_requests: the most requests in flight.
-        metrics: what is counted and timed of them.
+        metrics: what is counted and timed of them, and of the ranks once :meth:`open` is called: not of the warm-up.
         max_queued: the most of them beyond those that may run; 0: no limit of its own.
         max_running: how many may run.
         worker: the api process's number, the high bits of its uids.
@@ -120,6 +120,7 @@ class Exchange:
         self._max_queued = max_queued
         self._max_waiting = min(max_queued + max_running if max_queued else max_requests, max_requests)
         self._metrics = metrics
+        self._pool_metrics = Metrics()
         self._uids = itertools.count(worker << WORKER_BITS)
         self._flights = Flights()
         self._connection: Connection | None = None
@@ -149,11 +150,14 @@ class Exchange:
             logger.warning("sending %d request%s again", len(messages), "" if len(messages) == 1 else "s")
         for message in messages:
             self._post(message.uid, encode(message))
+        self._pool_metrics = self._metrics
         self.closed = ""
 
     def suspend(self, reason: str) -> None:
         """Admit no more requests; those in flight wait for :meth:`open`, but for those that were sent too often."""
         self.closed = reason
+        self._pool_metrics = Metrics()
+        self._metrics.cache_usage.value = 0
         for answer in self._flights.take_spent():
             answer.fail(GivenUp(reason))
 
@@ -253,6 +257,8 @@ class Exchange:
         flights = self._flights
         for started in output.started:
             flights.start(started)
+        if output.pool is not None:
+            self._pool_metrics.take(output.pool)
         for uid, token, text, finish in zip(output.uids, output.tokens, output.texts, output.finished, strict=True):
             answer = flights.get(uid)
             if answer is None:

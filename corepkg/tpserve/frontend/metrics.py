@@ -1,4 +1,7 @@
-"""What the server counts and times, for ``GET /metrics``: all of it in the api process, which owns the clocks."""
+"""What the server counts and times, for ``GET /metrics``: in the api process, which owns the clocks.
+
+What only ranks know, what becomes of the KV pool, comes with rank 0's outputs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from tpserve.frontend.prometheus import Counter, Gauge, Histogram, Metric, render
-from tpserve.messages import FinishReason
+from tpserve.messages import FinishReason, PoolReport
 from tpserve.version import __version__
 
 __all__ = ["Meter", "Metrics", "Outcome"]
@@ -59,11 +62,33 @@ class Metrics:
         self.output_length = Histogram(
             "tpserve_request_generation_tokens", "Length of the output, of requests that finish.", LENGTHS
         )
+        self.preemptions = Counter(
+            "tpserve_num_preemptions_total", "Times that a running request had to give its pages up."
+        )
+        self.cache_queries = Counter(
+            "tpserve_prefix_cache_queries_total", "Tokens looked up in the prefix cache, at each start of a request."
+        )
+        self.cache_hits = Counter("tpserve_prefix_cache_hits_total", "Those of them that were found.")
+        self.evicted_pages = Counter(
+            "tpserve_kv_cache_evicted_pages_total", "Pages of the prefix cache that were given up for others."
+        )
+        self.cache_usage = Gauge(
+            "tpserve_kv_cache_usage_perc", "Share of the KV pool that running requests hold; 1 is all of it."
+        )
         self.all: tuple[Metric, ...] = (
             *(build, self.requests, self.running, self.waiting),
             *(self.prompt_tokens, self.cached_tokens, self.generation_tokens),
+            *(self.preemptions, self.cache_queries, self.cache_hits, self.evicted_pages, self.cache_usage),
             *(self.ttft, self.itl, self.e2e, self.prompt_length, self.output_length),
         )
+
+    def take(self, report: PoolReport) -> None:
+        """Count what rank 0 reports of the KV pool."""
+        self.preemptions.add(report.retractions)
+        self.cache_queries.add(report.looked_up)
+        self.cache_hits.add(report.found)
+        self.evicted_pages.add(report.evicted)
+        self.cache_usage.value = report.usage
 
     def text(self) -> bytes:
         """All series as they stand, in Prometheus's text format."""

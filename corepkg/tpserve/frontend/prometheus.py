@@ -48,7 +48,7 @@ class Gauge(Metric):
 
     def __init__(self, name: str, help: str, labels: Mapping[str, str] = {}) -> None:
         super().__init__(name, help)
-        self.value = 0
+        self.value: float = 0
         self._labels = _braces(labels)
 
     def lines(self) -> Iterator[str]:

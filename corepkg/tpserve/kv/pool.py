@@ -169,11 +169,6 @@ class KvPool:
         self._pages.free(holding.pages[holding.shared :])
         self._tree.unlock(holding.node)
 
-    def clear(self) -> None:
-        """Forget all that is cached but for what requests hold."""
-        self.version += 1
-        self._pages.free(self._tree.evict(self._tree.evictable))
-
     def check(self, holdings: Collection[Holding]) -> None:
         """Assert that every page is free, in the cache, or held by one request alone, and that the cache is whole.
 

@@ -97,11 +97,12 @@ def _rows(cache: torch.Tensor) -> torch.Tensor:
 def _thresholds(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """The least score that each row's filters keep: float32 ``[n, 1]`` for ``scores`` float32 ``[n, vocabulary]``.
 
-    Nearly always the likeliest tokens decide this alone; only rows where they do not are sorted whole.
+    Nearly always the likeliest tokens decide this alone; only rows where they do not are sorted whole. Which these are,
+    a GPU would have to be asked, and all that is under way waited for: there every row is sorted whole.
     """
     filters = [each.unsqueeze(1) for each in (batch.top_k, batch.top_p, batch.min_p)]
     vocabulary = scores.shape[1]
-    if vocabulary <= _CANDIDATES:
+    if vocabulary <= _CANDIDATES or scores.is_cuda:
         return _thresholds_from(scores, vocabulary, *filters)[0]
     threshold, decided = _thresholds_from(scores, _CANDIDATES, *filters)
     rest = (~decided).nonzero()[:, 0]

@@ -3,10 +3,11 @@
 A rank is a function of its messages and of the tokens that its engine draws. A recording holds these, round by round,
 so that :mod:`tpserve.scheduler.replay` can decide it all again without a model.
 
-    "TPSVREC1" | record | record | …        record:  length u32 | xxh3-64 of the payload u64 | payload …
+    "TPSVREC2" | record | record | …  record:  length u32 | hash of the payload u64 | hash of these two u64 | payload …
 
-Integers are little-endian. The first payload is a :class:`Header`, each other a :class:`RecordedRound`; msgpack both.
-The hash is seeded with the number of the record.
+Integers are little-endian, hashes xxh3-64 seeded with the number of the record. The first payload is a :class:`Header`,
+each other a :class:`RecordedRound`; msgpack both. The length has a hash of its own, so that a damaged record is told
+from one that is cut off, as the last one is when a rank is killed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ from tpserve.step import EngineLimits
 
 __all__ = ["Header", "RecordedRound", "Recorder", "Recording", "RecordingError"]
 
-MAGIC = b"TPSVREC1"
-PREFIX = struct.Struct("<IQ")
+MAGIC = b"TPSVREC2"
+CLAIM = struct.Struct("<IQ")
+PREFIX_SIZE = CLAIM.size + 8
+
+LONGEST = 1 << 30
+"""Bytes of the longest payload: nothing that reads a recording makes room for more."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -123,23 +128,33 @@ class Recorder:
     def _write(self, record: Header | RecordedRound) -> None:
         if self._file is None:
             return
-        payload = msgspec.msgpack.encode(record)
-        digest = xxhash.xxh3_64_intdigest(payload, self._records)
-        self._records += 1
-        record_bytes = PREFIX.pack(len(payload), digest) + payload
-        try:
-            is_whole = self._file.write(record_bytes) == len(record_bytes)
-            reason = "the disk is full"
-        except OSError as error:
-            is_whole, reason = False, error.strerror or str(error)
-        if not is_whole:
+        reason = self._append(self._file, msgspec.msgpack.encode(record))
+        if reason:
             logger.error("the recording %s ends here: %s", self._path, reason)
             self.close()
+
+    def _append(self, file: FileIO, payload: bytes) -> str:
+        """Write a record; why it is not whole, if it is not."""
+        if len(payload) > LONGEST:
+            return f"a record would have {len(payload)} bytes"
+        digest = xxhash.xxh3_64_intdigest(payload, self._records)
+        record = _prefix(len(payload), digest, self._records) + payload
+        self._records += 1
+        try:
+            return "" if file.write(record) == len(record) else "the disk is full"
+        except OSError as error:
+            return error.strerror or str(error)
 
 
 def _open_private(path: str, flags: int) -> int:
     """Open a file for nobody else's eyes: it holds what clients say."""
     return os.open(path, flags, 0o600)
+
+
+def _prefix(length: int, digest: int, number: int) -> bytes:
+    """What stands before the payload of record ``number``."""
+    claim = CLAIM.pack(length, digest)
+    return claim + xxhash.xxh3_64_intdigest(claim, number).to_bytes(8, "little")
 
 
 class Recording:
@@ -175,23 +190,41 @@ class Recording:
         """The rounds that are whole.
 
         Raises:
-            RecordingError: one is damaged.
+            RecordingError: one is damaged, or there is none.
         """
         with self._file:
             while (found := self._read(RecordedRound)) is not None:
                 yield found
+        if self._records == 1:
+            raise RecordingError(f"{self._path} ends before the first round is whole", "There is nothing to replay")
 
     def _read(self, type_: type[R]) -> R | None:
-        prefix = self._file.read(PREFIX.size)
-        length, expected = PREFIX.unpack(prefix) if len(prefix) == PREFIX.size else (1, 0)
-        payload = self._file.read(length)
-        if len(payload) < length:
+        payload = self._payload()
+        if payload is None:
+            return None
+        try:
+            found = msgspec.msgpack.decode(payload, type=type_)
+        except msgspec.MsgspecError as error:
+            raise RecordingError(f"{self._path}: record {self._records} is of another version: {error}") from None
+        self._records += 1
+        return found
+
+    def _payload(self) -> bytes | None:
+        """The next record's payload; None if the file ends before or in the record."""
+        prefix = self._file.read(PREFIX_SIZE)
+        if len(prefix) < PREFIX_SIZE:
             self.is_cut_off = bool(prefix)
             return None
-        if xxhash.xxh3_64_intdigest(payload, self._records) != expected:
-            raise RecordingError(f"{self._path}: record {self._records} is damaged")
-        self._records += 1
-        try:
-            return msgspec.msgpack.decode(payload, type=type_)
-        except msgspec.MsgspecError as error:
-            raise RecordingError(f"{self._path}: record {self._records - 1} is of another version: {error}") from None
+        length, digest = CLAIM.unpack_from(prefix)
+        if length > LONGEST or prefix != _prefix(length, digest, self._records):
+            raise self._damaged()
+        payload = self._file.read(length)
+        if len(payload) < length:
+            self.is_cut_off = True
+            return None
+        if xxhash.xxh3_64_intdigest(payload, self._records) != digest:
+            raise self._damaged()
+        return payload
+
+    def _damaged(self) -> RecordingError:
+        return RecordingError(f"{self._path}: record {self._records} is damaged")

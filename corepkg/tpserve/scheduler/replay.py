@@ -43,7 +43,7 @@ def replay(recording: Recording, policy: Policy) -> Replayed:
         policy: decides.
 
     Raises:
-        RecordingError: it is damaged.
+        RecordingError: it is damaged, or has no rounds.
     """
     header = recording.header
     log = DecisionLog(0)
@@ -54,9 +54,9 @@ def replay(recording: Recording, policy: Policy) -> Replayed:
     )
     difference = ""
     try:
-        while not tape.difference and scheduler.round():
+        while not tape.difference and scheduler.serve_round():
             pass
-        difference = tape.difference
+        difference = tape.difference or tape.left_over()
     except Closed:
         difference = tape.difference
     except RankError as error:
@@ -97,6 +97,11 @@ class _Tape(RoundSource):
 
     def close(self) -> None:
         """There is nothing to close."""
+
+    def left_over(self) -> str:
+        """What is recorded behind the end, in one line; empty if that is nothing."""
+        found = next(self._recorded, None)
+        return f"round {found.number}: it is recorded, and the replay has ended before" if found else ""
 
     def compare(self, arrived: Round, decisions: RoundDecisions) -> None:
         """Look at what was decided in a round."""

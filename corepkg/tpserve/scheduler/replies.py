@@ -65,7 +65,7 @@ class LocalReplies(ReplySink):
 
 
 class PipeReplies(ReplySink):
-    """The leader's: request ``uid`` belongs to detokenizer ``uid % len(pipes)``.
+    """The leader's: request ``uid`` belongs to detokenizer ``uid % len(pipes)``, and what the pool does to the first.
 
     Args:
         pipes: one to each detokenizer, connected.
@@ -79,7 +79,7 @@ class PipeReplies(ReplySink):
     def send(self, output: StepOutput) -> None:
         """Send each detokenizer its part of the output."""
         for index, part in enumerate(_split(output, len(self._pipes))):
-            if part.uids or part.started:
+            if part.uids or part.started or part.pool:
                 self._send(index, part)
 
     def shutdown(self) -> None:
@@ -104,4 +104,5 @@ def _part(output: StepOutput, part: int, parts: int) -> StepOutput:
         tokens=[output.tokens[row] for row in rows],
         finished=[output.finished[row] for row in rows],
         started=[entry for entry in output.started if entry.uid % parts == part],
+        pool=None if part else output.pool,
     )

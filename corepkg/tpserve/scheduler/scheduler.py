@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from tpserve.api.policy import Limits, Plan, Policy, Prefill
 from tpserve.errors import RankError
@@ -25,6 +26,7 @@ from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.queues import NO_SLOT, Queues, Request, Tombstones
 from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import Round, RoundSource
+from tpserve.scheduler.tally import PoolTally
 from tpserve.scheduler.view import View, breach, shown
 from tpserve.step import Engine, Pending
 
@@ -102,6 +104,7 @@ class Scheduler:
         self.queues = Queues()
         self._tombstones = Tombstones()
         self.capacity = Capacity(self._limits, cache=budget.cache)
+        self._tally = PoolTally(self.capacity.pool)
         self._under_way: deque[Launched] = deque()
 
     def run(self) -> None:
@@ -110,10 +113,10 @@ class Scheduler:
         Raises:
             RankError: this rank cannot go on: a link failed, ranks diverged, or the policy broke its limits.
         """
-        while self.round():
+        while self.serve_round():
             pass
 
-    def round(self) -> bool:
+    def serve_round(self) -> bool:
         """Serve one round; whether there is another.
 
         Raises:
@@ -169,7 +172,7 @@ class Scheduler:
             decisions = batch.decisions(tokens, self._commit(batch.requests, tokens))
             output = batch.output(decisions)
             if output:
-                self._replies.send(output)
+                self._replies.send(replace(output, pool=self._tally.report()))
             self._log.fold(batch.round, decisions)
             if self._observe:
                 self._observe(launched.arrived, decisions)
@@ -307,6 +310,7 @@ class Scheduler:
         self.capacity.release(request)
         self.queues.retract(request)
         batch.retracted.append(request.uid)
+        self._tally.retractions += 1
 
     def _commit(self, requests: list[Request], tokens: list[int]) -> list[FinishReason | None]:
         """Append each request's token, end those that are finished, and say why they are.

@@ -6,14 +6,16 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 import msgspec
 
 from tpserve.errors import ModelError
 
-__all__ = ["build_once", "cache_folder", "content_hash"]
+__all__ = ["build_once", "cache_folder", "content_hash", "is_built"]
 
 
 def cache_folder() -> Path:
@@ -25,15 +27,15 @@ def cache_folder() -> Path:
         ModelError: there is no home to put it in.
     """
     chosen = os.environ.get("TPSERVE_CACHE", "")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(shared).is_absolute():  # the XDG specification: relative paths are to be ignored
-        return Path(shared) / "tpserve"
     try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        if Path(shared).is_absolute():  # the XDG specification: relative paths are to be ignored
+            return Path(shared) / "tpserve"
         return Path.home() / ".cache" / "tpserve"
     except RuntimeError as error:
-        raise ModelError("this user has no home folder for the cache", "Set TPSERVE_CACHE to a folder") from error
+        raise ModelError("there is no home folder for the cache", "Set TPSERVE_CACHE to a folder") from error
 
 
 def content_hash(path: Path) -> str:
@@ -57,6 +59,19 @@ def content_hash(path: Path) -> str:
     return sha256
 
 
+def is_built(target: Path) -> bool:
+    """Whether a folder of the cache has been made. If not, it is seen to that it can be: making it takes a while.
+
+    Raises:
+        ModelError: the cache cannot be read or written.
+    """
+    with _in_cache(target):
+        if target.exists():
+            return True
+        _open_lock(target).close()
+    return False
+
+
 def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[], None]) -> None:
     """Make the folder ``target`` unless it is there.
 
@@ -72,11 +87,8 @@ def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[]
         ModelError: the cache cannot be written.
     """
     partial = target.with_name(f"{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_name(f"{target.name}.lock").open("w")
-    except OSError as error:
-        raise _unwritable(target.parent, error) from error
+    with _in_cache(target):
+        lock = _open_lock(target)
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,8 +98,9 @@ def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[]
         if target.exists():
             return
         shutil.rmtree(partial, ignore_errors=True)
-        try:
+        with _in_cache(target):
             partial.mkdir()
+        try:
             build(partial)
             partial.rename(target)
         finally:
@@ -123,7 +136,18 @@ def _remember(note: Path, known: _Known) -> None:
         return
 
 
-def _unwritable(folder: Path, error: OSError) -> ModelError:
-    return ModelError(
-        f"cannot write the cache {folder}: {error.strerror or error}", "Set TPSERVE_CACHE to another folder"
-    )
+def _open_lock(target: Path) -> TextIOWrapper:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f"{target.name}.lock").open("w")
+
+
+@contextmanager
+def _in_cache(target: Path) -> Iterator[None]:
+    """What goes wrong with the files around a folder of the cache, as an error that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the cache {target.parent}: {error.strerror or error}",
+            "Set TPSERVE_CACHE to a folder that can be written, or make this one so",
+        ) from error

@@ -16,7 +16,7 @@ import msgspec
 
 from tpserve.errors import ModelError
 from tpserve.weights import default_model
-from tpserve.weights.cache import cache_folder, content_hash
+from tpserve.weights.cache import cache_folder, content_hash, is_built
 from tpserve.weights.convert import CONVERTER_VERSION
 from tpserve.weights.files import weight_files
 from tpserve.weights.gguf import read_header
@@ -52,7 +52,8 @@ def resolve_model(model: str, *, notify: Callable[[str], None] = _say_nothing) -
         notify: told in one line what takes long.
 
     Raises:
-        ModelError: there is no such model, it is incomplete, or it cannot be read.
+        ModelError: there is no such model, it is incomplete, it cannot be read, or nothing can be written where
+            it would be converted to.
     """
     if not model:
         return ModelFolder(_converted(default_model.locate(), notify), default_model.NAME)
@@ -83,7 +84,7 @@ def _converted(source: Path, notify: Callable[[str], None]) -> Path:
     """The folder that was made from a GGUF file, keyed by the file's content; made now if need be."""
     key = f"{source.stem}-{content_hash(source)[:16]}-v{CONVERTER_VERSION}"
     folder = cache_folder() / "models" / key
-    if not folder.exists():
+    if not is_built(folder):
         read_header(source)
         notify(f"converting {source.name} to safetensors in {folder} (once)")
         _run_converter(source, folder, notify)

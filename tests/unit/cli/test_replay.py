@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.scheduler.test_recording import record
+from tests.unit.scheduler.test_recording import first_record, record
 
 
 @pytest.fixture
@@ -40,6 +40,23 @@ def test_a_cut_off_recording_is_told(run_cli: Any, recorded: Path) -> None:
     done = run_cli("replay", str(recorded))
     assert done.returncode == 0
     assert "the last record is cut off" in done.stderr
+
+
+def test_a_damaged_recording_is_one_line(run_cli: Any, recorded: Path) -> None:
+    content = bytearray(recorded.read_bytes())
+    content[-1] ^= 1
+    recorded.write_bytes(content)
+    done = run_cli("replay", str(recorded))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"error: {recorded}: record [0-9]+ is damaged\n", done.stderr)
+
+
+def test_a_recording_without_a_round_is_no_success(run_cli: Any, recorded: Path) -> None:
+    content = recorded.read_bytes()
+    recorded.write_bytes(content[: first_record(content)])
+    done = run_cli("replay", str(recorded))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {recorded} ends before the first round is whole\nhint: ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from array import array
+from random import Random
+
 import torch
 
 from tpserve.engine.inputs import make_inputs
@@ -35,6 +38,19 @@ def test_writes_land_in_their_rows_and_later_ones_win() -> None:
     assert int(state.tokens.count_nonzero()) == 5
     assert state.pages[0, :5].tolist() == [0, 0, 30, 31, 0]
     assert state.pages[3, 0] == 4
+
+
+def test_many_writes_are_as_if_made_one_by_one() -> None:
+    draw = Random(7)
+    for _ in range(50):
+        expected = torch.zeros(LIMITS.slots, LIMITS.max_context + 1, dtype=torch.int32)
+        writes = []
+        for _ in range(draw.randint(1, 6)):
+            start = draw.randint(0, LIMITS.max_context)
+            tokens = [draw.randrange(1, 100) for _ in range(draw.randint(0, LIMITS.max_context + 1 - start))]
+            writes.append(TokenWrite(draw.randrange(LIMITS.slots), start, draw.choice([tokens, array("i", tokens)])))
+            expected[writes[-1].slot, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        assert torch.equal(state_of(Step([], writes)).tokens, expected)
 
 
 def test_sampling_parameters_follow_their_slots() -> None:

@@ -6,10 +6,11 @@ from threading import Thread
 from tpserve.envelope import Opener, Sealer
 from tpserve.frontend.detokenizer_worker import Detokenizer, run_detokenizer
 from tpserve.frontend.text import TextCodec
-from tpserve.messages import Shutdown, Started, StepOutput, TextOutput, decode_api, encode
+from tpserve.messages import PoolReport, Shutdown, Started, StepOutput, TextOutput, decode_api, encode
 from tpserve.testing.fake_server import make_pipe
 
 EOS = 2
+REPORT = PoolReport(1, 20, 16, 3, 0.5)
 
 
 def test_requests_do_not_mix(codec: TextCodec) -> None:
@@ -58,7 +59,7 @@ def test_passes_everything_else_on_and_the_shutdown_last(codec: TextCodec) -> No
     (inbox, receiver), (to_api, api) = make_pipe(), make_pipe()
     sealer = Sealer(1000)
     (letter,) = codec.encode("x")
-    output = StepOutput(1, [7, 8], [letter, EOS], [None, "stop"], [Started(7, 10, 4)])
+    output = StepOutput(1, [7, 8], [letter, EOS], [None, "stop"], [Started(7, 10, 4)], REPORT)
     for message in (output, Shutdown()):
         inbox.send(sealer.seal(encode(message)), math.inf)
     worker = Thread(target=run_detokenizer, args=(receiver, to_api, codec, 2000), daemon=True)
@@ -67,5 +68,5 @@ def test_passes_everything_else_on_and_the_shutdown_last(codec: TextCodec) -> No
     assert not worker.is_alive()
     opener = Opener()
     passed_on = [decode_api(opener.open(frame)) for frame in api.recv_many(10, 1 << 20, 0)]
-    expected = TextOutput([7, 8], [letter, EOS], ["x", ""], [None, "stop"], [Started(7, 10, 4)])
+    expected = TextOutput([7, 8], [letter, EOS], ["x", ""], [None, "stop"], [Started(7, 10, 4)], REPORT)
     assert passed_on == [expected, Shutdown()]

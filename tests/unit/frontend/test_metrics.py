@@ -13,10 +13,17 @@ from tpserve.frontend.exchange import Call, Exchange
 from tpserve.frontend.links import Connection
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.prometheus import CONTENT_TYPE
-from tpserve.messages import FinishReason, Rejected, SamplingParams, Started, TextOutput
+from tpserve.messages import FinishReason, PoolReport, Rejected, SamplingParams, Started, TextOutput
 from tpserve.testing.fake_server import FakeServer
 from tpserve.version import __version__
 
+POOL = (
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "kv_cache_evicted_pages_total",
+    "kv_cache_usage_perc",
+)
 DOCS = Path(__file__).parents[3] / "docs" / "http.md"
 
 
@@ -108,6 +115,33 @@ def test_a_request_that_is_sent_again_counts_once() -> None:
 
     assert (scene["prompt_tokens_total"], scene["generation_tokens_total"]) == (10, 2)
     assert scene['requests_total{finish_reason="length"}'] == 1
+
+
+def test_what_happens_to_the_pool_counts_when_the_warm_up_is_over() -> None:
+    metrics = Metrics()
+    exchange = Exchange(10, metrics)
+
+    def deliver(report: PoolReport) -> None:
+        exchange.deliver([TextOutput([], [], [], [], pool=report)])
+
+    def seen() -> list[float]:
+        found = samples(metrics.text().decode())
+        return [found[f"tpserve_{name}"] for name in POOL]
+
+    deliver(PoolReport(0, 2, 0, 0, 0.25))
+    assert seen() == [0, 0, 0, 0, 0]
+    exchange.open()
+    deliver(PoolReport(1, 20, 16, 3, 0.5))
+    deliver(PoolReport(2, 10, 0, 0, 0.75))
+    exchange.close("stopping")
+    deliver(PoolReport(0, 5, 4, 1, 0.25))
+    assert seen() == [3, 35, 20, 4, 0.25]
+    exchange.suspend("rank 0 died")
+    assert seen() == [3, 35, 20, 4, 0]
+    deliver(PoolReport(0, 2, 0, 0, 0.25))
+    exchange.open()
+    deliver(PoolReport(1, 1, 1, 1, 0.125))
+    assert seen() == [4, 36, 21, 5, 0.125]
 
 
 def test_usage_is_what_the_server_counts_and_the_warm_up_does_not(client: httpx.Client) -> None:

@@ -163,8 +163,6 @@ def test_the_version_tells_when_something_else_is_found():
     assert has_changed()
     pool.grow(third, pool.available)
     assert has_changed()
-    pool.clear()
-    assert has_changed()
 
 
 def test_growing_evicts_what_nobody_holds():
@@ -201,20 +199,6 @@ def test_no_more_than_is_wanted_is_evicted_from_a_pool_of_few_pages():
         serve(pool, ids(range(chat * 9 * 256, (chat + 1) * 9 * 256)))
     pool.grow(pool.admit(ids([-1])), 6)
     assert pool.counters.evicted == 2
-
-
-def test_clearing_keeps_what_requests_hold():
-    pool = KvPool(8, 4, cache=True)
-    serve(pool, ids(range(16)))
-    held = pool.admit(ids(range(8), [9]))
-    pool.clear()
-    assert pool.peek(ids(range(16))) == (8, 0)
-    assert pool.counters.evicted == 0
-    pool.release(held, b"")
-    pool.clear()
-    assert pool.peek(ids(range(16))) == (0, 0)
-    assert pool.available == 8
-    pool.check([])
 
 
 def own_a_cached_page(pool, held, other):
@@ -395,11 +379,6 @@ class Model(RuleBasedStateMachine):
         self.pool.release(held, pack_ids(tokens[:length]))
         if self.cache:
             self.leave(tokens[:length])
-
-    @rule()
-    def clear(self):
-        self.pool.clear()
-        self.evict(len(self.evictable()))
 
     @invariant()
     def agrees(self):

@@ -1,17 +1,30 @@
 """Recording what a rank decides, and deciding it again."""
 
+import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
+import xxhash
 
 from tpserve.api import Plan
 from tpserve.messages import Abort, Generate, SamplingParams, Shutdown
 from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.lpm import LpmPolicy
 from tpserve.policies.options import BatchingOptions, LpmOptions
-from tpserve.scheduler.digest import DecisionLog
-from tpserve.scheduler.recording import Header, Recorder, Recording, RecordingError
+from tpserve.scheduler.digest import DecisionLog, RoundDecisions
+from tpserve.scheduler.recording import (
+    CLAIM,
+    MAGIC,
+    PREFIX_SIZE,
+    Header,
+    RecordedRound,
+    Recorder,
+    Recording,
+    RecordingError,
+    _prefix,
+)
 from tpserve.scheduler.replay import replay
 from tpserve.scheduler.replies import NullReplies
 from tpserve.scheduler.round import Round, RoundSource
@@ -122,6 +135,74 @@ def test_a_cut_off_record_is_told_and_no_error(path):
         assert (done.rounds, done.difference, recording.is_cut_off) == (rounds - 1, "", True)
 
 
+def first_record(content):
+    """Where the first record ends."""
+    return len(MAGIC) + PREFIX_SIZE + CLAIM.unpack_from(content, len(MAGIC))[0]
+
+
+def claiming(content, length):
+    """The recording with another length in its first record, and the hash that goes with it."""
+    return content[: len(MAGIC)] + _prefix(length, 0, 0) + content[len(MAGIC) + PREFIX_SIZE :]
+
+
+def outcome(path):
+    """What a replay comes to: rounds and whether the recording is cut off; None if it is refused."""
+    try:
+        recording = Recording(path)
+        done = replay(recording, FCFS)
+    except RecordingError:
+        return None
+    assert done.difference == ""
+    return done.rounds, recording.is_cut_off
+
+
+def flip(path, place):
+    """Put another byte there; once more puts it back."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ random.Random(place).randrange(1, 256)]))
+
+
+def outcomes_of_flips(path, places):
+    for place in places:
+        flip(path, place)
+        yield outcome(path)
+        flip(path, place)
+
+
+def test_no_byte_that_changes_goes_unnoticed(path):
+    record(path, killed_in=4)
+    assert outcome(path) == (4, False)
+    assert set(outcomes_of_flips(path, range(path.stat().st_size))) == {None}
+    assert outcome(path) == (4, False)
+
+
+def test_what_is_cut_off_is_never_taken_for_whole(path):
+    record(path, killed_in=4)
+    content, found = path.read_bytes(), {}
+    for length in reversed(range(len(content))):
+        os.truncate(path, length)
+        found[length] = outcome(path)
+    ends = [length for length, each in found.items() if each and not each[1]]
+    assert [found[end] for end in ends] == [(3, False), (2, False), (1, False)]
+    assert set(found.values()) == {None, *[(rounds, is_cut) for rounds in (1, 2, 3) for is_cut in (True, False)]}
+    path.write_bytes(content[:-2])
+    assert set(outcomes_of_flips(path, range(ends[0], len(content) - 2))) == {None, (3, True)}
+
+
+def test_rounds_behind_the_end_are_a_difference(path):
+    log = record(path)
+    end = log.latest[0] + 1
+    records = end + 1
+    payload = msgspec.msgpack.encode(RecordedRound(end, [], RoundDecisions(), 0))
+    digest = xxhash.xxh3_64_intdigest(payload, records)
+    path.write_bytes(path.read_bytes() + _prefix(len(payload), digest, records) + payload)
+    done = replay(Recording(path), FCFS)
+    assert (done.rounds, done.difference) == (end, f"round {end}: it is recorded, and the replay has ended before")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -129,6 +210,9 @@ def test_a_cut_off_record_is_told_and_no_error(path):
         (lambda content: b"", "is no recording"),
         (lambda content: b"TPSVREC0" + content[8:], "is no recording"),
         (lambda content: content[:40], "ends in its first record"),
+        (lambda content: content[: first_record(content)], "ends before the first round is whole"),
+        (lambda content: content[: first_record(content) + 30], "ends before the first round is whole"),
+        (lambda content: claiming(content, 1 << 31), "record 0 is damaged"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told(path, change, message):
@@ -180,3 +264,13 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(path, caplog):
         log = record(path, disk=disk)
     assert log.latest[0] > 30
     assert [entry.message for entry in caplog.records] == [f"the recording {path} ends here: No space left on device"]
+
+
+def test_a_record_that_is_too_long_ends_the_recording_and_nothing_else(path, caplog, monkeypatch):
+    monkeypatch.setattr("tpserve.scheduler.recording.LONGEST", 500)
+    log = record(path, seed=2)
+    recording = Recording(path)
+    assert 0 < replay(recording, FCFS).rounds < log.latest[0]
+    assert not recording.is_cut_off
+    (entry,) = caplog.records
+    assert f"the recording {path} ends here: a record would have " in entry.message

@@ -5,7 +5,7 @@ import time
 
 from tpserve.api import PipeSender
 from tpserve.envelope import Opener
-from tpserve.messages import Shutdown, Started, StepOutput, decode_step
+from tpserve.messages import PoolReport, Shutdown, Started, StepOutput, decode_step
 from tpserve.scheduler.replies import LocalReplies, NullReplies, PipeReplies
 
 OUTPUT = StepOutput(7, [10, 21, 12, 31], [1, 2, 3, -1], [None, "stop", None, "abort"], [Started(12, 5, 0)])
@@ -56,6 +56,22 @@ def test_several_share_by_uid_and_each_sequence_has_no_gap():
         [StepOutput(7, [10, 31], [1, -1], [None, "abort"]), Shutdown()],
         [Shutdown()],
     ]
+
+
+def test_what_the_pool_does_is_told_once_and_by_one_detokenizer():
+    report = PoolReport(1, 20, 8, 3, 0.5)
+    pipes = [FakePipe() for _ in range(3)]
+    replies = PipeReplies(pipes, patience=60)
+    replies.send(StepOutput(8, [21], [4], [None], pool=report))
+    replies.send(StepOutput(9, [21], [4], [None]))
+    assert [pipe.messages() for pipe in pipes] == [
+        [StepOutput(8, [21], [4], [None], pool=report), StepOutput(9, [21], [4], [None])],
+        [],
+        [],
+    ]
+    replies.send(StepOutput(10, [22], [4], [None], pool=report))
+    assert pipes[0].messages()[2:] == [StepOutput(10, [], [], [], pool=report)]
+    assert pipes[1].messages() == [StepOutput(10, [22], [4], [None])]
 
 
 def test_followers_say_nothing_and_local_outputs_are_delivered():

@@ -80,11 +80,14 @@ def test_the_waiting_are_looked_up_one_by_one(rank, monkeypatch):
     assert seen == [0]
 
 
-def test_a_glimpse_looks_nothing_up_and_shows_what_was_found_last(rank, monkeypatch):
+def test_a_glimpse_looks_nothing_up_and_shows_what_was_found_last(rank):
     view, version = rank.view(), rank.capacity.pool.version
     assert list(view.glimpses()) == [Glimpse(0, 100, 7, 0, cached=0, seen=-1), Glimpse(2, 102, 7, 0, cached=0, seen=-1)]
     assert view.look(0) == next(view.waiting())
-    rank.capacity.pool.clear()
+    other = rank.queues.running[1]
+    other.length = 8
+    rank.capacity.share(other)
+    assert rank.capacity.pool.version > version
     assert [(each.uid, each.cached, each.seen) for each in view.glimpses()] == [(0, 4, version), (2, 0, -1)]
     assert [each.uid for each in view.glimpses(0)] == [0, 2]
     assert [*view.glimpses(5)] == []

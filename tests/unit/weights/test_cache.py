@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tpserve.errors import ModelError
 from tpserve.weights import cache as module
-from tpserve.weights.cache import build_once, cache_folder, content_hash
+from tpserve.weights.cache import build_once, cache_folder, content_hash, is_built
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 BUILDER = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tpserve.weights.cache import build_once
 
@@ -162,9 +165,41 @@ def test_a_second_builder_goes_on_when_the_first_is_killed(tmp_path: Path) -> No
     assert (target / "content").read_text() == "whole"
 
 
-def test_a_cache_that_cannot_be_written_says_so(cache: Path) -> None:
+@pytest.mark.parametrize("use", [is_built, lambda target: build_once(target, lambda _: None, never)])
+def test_a_cache_that_cannot_be_written_says_so(cache: Path, use: Callable[[Path], object]) -> None:
     cache.write_text("a file where the folder should be")
 
-    with pytest.raises(ModelError, match="cannot write the cache") as caught:
-        build_once(module.cache_folder() / "models" / "x", lambda _: None, never)
+    with pytest.raises(ModelError, match=r"cannot write the cache .*: Not a directory") as caught:
+        use(cache / "models" / "x")
     assert "TPSERVE_CACHE" in caught.value.hint
+
+
+def test_a_cache_that_cannot_be_looked_into_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", deny)
+    with pytest.raises(ModelError, match=r"cannot write the cache .*: Permission denied"):
+        is_built(cache / "models" / "x")
+
+
+def test_a_folder_that_cannot_be_made_although_the_lock_could(tmp_path: Path) -> None:
+    (tmp_path / "target.partial").write_text("not a folder, so it is not cleared away")
+
+    with pytest.raises(ModelError, match=r"cannot write the cache .*: File exists"):
+        build_once(tmp_path / "target", lambda _: None, never)
+
+
+def test_what_is_built_is_found_where_nothing_can_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = cache / "models" / "x"
+    assert not is_built(target)
+    target.mkdir()
+    monkeypatch.setattr(module, "_open_lock", never)
+    assert is_built(target)
+
+
+def test_a_home_that_nobody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSERVE_CACHE", "~nobody-of-this-name/cache")
+
+    with pytest.raises(ModelError, match="no home folder for the cache"):
+        cache_folder()

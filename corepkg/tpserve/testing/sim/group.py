@@ -125,7 +125,7 @@ class Group:
             Exception: whatever the rank raises that it should not.
         """
         try:
-            goes_on = member.scheduler.round()
+            goes_on = member.scheduler.serve_round()
         except WouldBlock:
             return member.rank > 0
         except RankError as error:

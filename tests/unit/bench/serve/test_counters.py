@@ -8,6 +8,7 @@ from tpserve.bench.client import complete
 from tpserve.bench.http import read_origin
 from tpserve.bench.serve.counters import Counts, read_counts, scrape
 from tpserve.frontend.metrics import Metrics
+from tpserve.messages import PoolReport
 from tpserve.testing.fake_server import FakeServer
 
 VLLM = """
@@ -31,6 +32,7 @@ def test_our_own_are_found() -> None:
     metrics.prompt_tokens.add(5)
     metrics.cached_tokens.add(2)
     metrics.generation_tokens.add(7)
+    metrics.take(PoolReport(1, 90, 80, 3, 0.5))
 
     assert read_counts(metrics.text().decode()) == Counts(5, 2, 7)
 
