@@ -8,6 +8,13 @@ __all__ = ["random_order"]
 
 
 def random_order(arms: int, blocks: int, seed: int) -> list[list[int]]:
-    """For each block all arms in the order in which they run; a function of the seed."""
+    """For each block all arms in the order in which they run; a function of the seed.
+
+    Every second block runs in the opposite order to the one before: no arm is the first more often than others.
+    """
     random = Random(seed)
-    return [random.sample(range(arms), arms) for _ in range(blocks)]
+    orders: list[list[int]] = []
+    while len(orders) < blocks:
+        drawn = random.sample(range(arms), arms)
+        orders += [drawn, drawn[::-1]]
+    return orders[:blocks]

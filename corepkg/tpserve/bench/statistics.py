@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["REPLICATES", "Curve", "Ratio", "Statistic", "compare", "curve", "quantile", "replicate"]
+__all__ = ["REPLICATES", "Curve", "Finding", "Ratio", "Statistic", "compare", "curve", "quantile", "replicate"]
 
 REPLICATES = 1000
 CONFIDENCE = 0.95
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t for 95 % and 1, 2, … degrees of freedom; NORMAL for ever more."""
 NORMAL = 1.960
+WIDE = 1.5
+"""An interval whose ends are further apart than by this factor does not say that there is no difference."""
 FEWEST_BEYOND = 2
 """A quantile is told only if at least so many samples can be expected beyond it."""
 
@@ -29,6 +31,7 @@ Samples = npt.NDArray[np.float64]
 Statistic = Callable[[Samples], Samples]
 """From samples to one or more figures."""
 Curve = list[tuple[float, float]]
+Finding = Literal["less", "more", "no difference", "cannot tell"]
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -45,15 +48,20 @@ class Ratio(msgspec.Struct, frozen=True):
     high: float
 
     @property
-    def verdict(self) -> Literal["less", "more", "no difference"]:
-        """What can be said: nothing, if the interval includes 1."""
+    def verdict(self) -> Finding:
+        """What can be said: if the interval includes 1 no difference, or nothing at all if it is wide."""
         if self.low <= 1 <= self.high:
-            return "no difference"
+            return "no difference" if self.high <= self.low * WIDE else "cannot tell"
         return "less" if self.high < 1 else "more"
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether there is one."""
+        return self.verdict in ("less", "more")
 
     def tone(self, *, more_is_better: bool) -> Literal["good", "bad", "quiet"]:
         """Whether it is good news."""
-        if self.verdict == "no difference":
+        if not self.is_difference:
             return "quiet"
         return "good" if (self.verdict == "more") == more_is_better else "bad"
 
@@ -65,7 +73,7 @@ class Ratio(msgspec.Struct, frozen=True):
         return Ratio(self.value, low, high)
 
     def __str__(self) -> str:
-        told = "no difference" if self.verdict == "no difference" else f"{self.value:.3g}×"
+        told = f"{self.value:.3g}×" if self.is_difference else self.verdict
         return f"{told} ({self.low:.3g} … {self.high:.3g})"
 
 

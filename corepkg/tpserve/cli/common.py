@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import typer
 
-__all__ = ["command_app", "print_json", "print_table"]
+from tpserve.errors import ConfigError
+
+__all__ = ["check_output", "command_app", "print_json", "print_table"]
 
 
 def command_app() -> typer.Typer:
     """Make the empty ``app`` of a sub-command's module, with the settings that all have in common."""
     return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+
+
+def check_output(*paths: Path | None) -> None:
+    """See that files can be written, before work is done for them.
+
+    Raises:
+        ConfigError: one cannot.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        if not path.resolve().parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.resolve().parent}")
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder", "Name a file in it")
+        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written")
 
 
 def print_json(value: Any) -> None:

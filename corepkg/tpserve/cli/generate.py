@@ -14,7 +14,7 @@ import typer
 from msgspec.structs import asdict
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import command_app
+from tpserve.cli.common import check_output, command_app
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
@@ -164,10 +164,7 @@ def _check_output(source: Path, output: Path | None) -> None:
         return
     if "=" in output.name and output.name.partition(".")[0] in KINDS:
         raise ConfigError(f"-o {output}: -o says where to write", f"Set a plugin's option with --option {output}")
-    if not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
-    if output.is_dir():
-        raise ConfigError(f"--output {output} is a folder")
+    check_output(output)
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output} is the input file")
 

@@ -21,7 +21,8 @@ class OptionInfo(msgspec.Struct, frozen=True):
         name: the field's name.
         type: what it accepts, in words.
         default: its default value.
-        doc: what the ``Attributes:`` section of the class's docstring says of it; empty if nothing.
+        doc: what the ``Attributes:`` section of the docstring of its class, or of one that this derives from, says of
+            it; empty if nothing.
     """
 
     name: str
@@ -32,7 +33,9 @@ class OptionInfo(msgspec.Struct, frozen=True):
 
 def describe_options(options: type[Options]) -> list[OptionInfo]:
     """Describe every option, in the order of the class's fields."""
-    docs = _attribute_docs(inspect.getdoc(options) or "")
+    docs: dict[str, str] = {}
+    for each in reversed(options.__mro__):
+        docs |= _attribute_docs(inspect.cleandoc(each.__doc__ or ""))
     defaults = options()
     return [
         OptionInfo(field.name, describe_type(field.type), getattr(defaults, field.name), docs.get(field.name, ""))

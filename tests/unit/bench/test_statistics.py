@@ -76,6 +76,15 @@ def test_no_difference_is_said_to_be_none() -> None:
     assert str(Ratio(1.1, 0.9, 1.3)) == "no difference (0.9 … 1.3)"
 
 
+def test_a_wide_interval_tells_nothing() -> None:
+    """As of two blocks: that 1 lies in it does not make the arms equal."""
+    found = Ratio(0.3, 1e-8, 240.0)
+
+    assert found.verdict == "cannot tell"
+    assert str(found) == "cannot tell (1e-08 … 240)"
+    assert found.tone(more_is_better=True) == "quiet"
+
+
 def test_blocks_that_differ_widen_the_interval() -> None:
     """Samples of one block are no independent evidence: what distinguishes blocks must show in the interval."""
     rng = np.random.default_rng(5)
@@ -128,5 +137,5 @@ def test_three_blocks_of_one_figure_each_seldom_tell_equal_arms_apart() -> None:
         a, b = ([np.exp(0.1 * rng.normal(size=1)) for _ in range(3)] for _ in range(2))
         found.append(ratio(a, b, seed, replicates=100))
 
-    assert sum(ratio.verdict != "no difference" for ratio in found) > 10
-    assert sum(ratio.for_few(3).verdict != "no difference" for ratio in found) <= 5
+    assert sum(ratio.is_difference for ratio in found) > 10
+    assert sum(ratio.for_few(3).is_difference for ratio in found) <= 5

@@ -39,6 +39,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --size 16X", "error: --size: expected bytes"),
         ("--a zmq --messages few", "error: --messages: expected numbers"),
         ("--a zmq --json nowhere/x.json", "error: nowhere/x.json: there is no folder"),
+        ("--a zmq --html /", "error: / is a folder"),
         ("--a zmq --arrival poisson --free-running", "error: --arrival and --free-running are two different paces"),
         ("--a zmq --arrival trace", "error: --arrival trace needs --trace FILE"),
         ("--a zmq --heartbeat 5 --watchdog 2", "error: heartbeat is 5 s and watchdog 2 s"),
@@ -73,6 +74,9 @@ def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Ref
         (["--a", "", "--dataset-name", "sharegpt"], "error: --dataset-name sharegpt and --dataset-path FILE go"),
         (["--a", "", "--dataset-path", "x.json"], "error: --dataset-name sharegpt and --dataset-path FILE go"),
         (["--a", "", "--backend", "openai-chat"], "error: --dataset-name random sends token ids"),
+        (["--a", "--help"], "error: A: the bench starts servers its own way, without --help\nhint: Leave --help out"),
+        (["--a", "", "--b", "--port=1"], "error: B: the bench starts servers its own way, without --port=1"),
+        (["--a", "", "--json", "/"], "error: / is a folder"),
         (["--a", "", "--html", "nowhere/x.html"], "error: nowhere/x.html: there is no folder"),
     ],
 )

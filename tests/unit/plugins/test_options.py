@@ -35,5 +35,20 @@ def test_name_type_default_and_text_of_each_field() -> None:
     ]
 
 
+def test_inherited_options_are_described_where_they_are_written() -> None:
+    class More(Sample, frozen=True):
+        """More of it.
+
+        Attributes:
+            undone: says more.
+            height: how high.
+        """
+
+        height: int = 1
+
+    found = {option.name: option.doc for option in describe_options(More)}
+    assert found == {"depth": "how deep, in layers.", "undone": "says more.", "mode": "", "height": "how high."}
+
+
 def test_nothing_to_set() -> None:
     assert describe_options(NoOptions) == []

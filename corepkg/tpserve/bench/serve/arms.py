@@ -14,6 +14,9 @@ from tpserve.errors import ConfigError, LaunchError
 
 __all__ = ["Arm", "launched", "running"]
 
+OURS = ("--port", "--dry-run", "--json", "--help")
+"""Flags of a launch that the bench gives itself, or that start no server."""
+
 
 class Arm(msgspec.Struct, frozen=True):
     """One server.
@@ -61,6 +64,9 @@ def launched(name: str, flags: str) -> Arm:
         words = shlex.split(flags)
     except ValueError as error:
         raise ConfigError(f"--{name.lower()} {flags}: {error}") from None
+    for word in words:
+        if word.partition("=")[0] in OURS:
+            raise ConfigError(f"{name}: the bench starts servers its own way, without {word}", f"Leave {word} out")
     try:
         return Arm(name, words, composition=composition(words))
     except LaunchError as error:

@@ -65,7 +65,8 @@ def notes(outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, str]]:
         if ttft and outcome.late_ms > LATE * (ttft.figures["mean"] or 0):
             yield True, f"{outcome.arm}: the client was up to {outcome.late_ms:.0f} ms late in sending"
         for error, count in outcome.errors.items():
-            yield True, f"{outcome.arm}: {count} requests failed: {error}"
+            requests = "1 request" if count == 1 else f"{count} requests"
+            yield True, f"{outcome.arm}: {requests} failed: {error}"
 
 
 def _rate(report: Report, rate: Rate) -> Group:

@@ -11,7 +11,7 @@ from tpserve.bench.host import About
 from tpserve.bench.serve.arrivals import Rate
 from tpserve.bench.serve.counters import Counts
 from tpserve.bench.serve.measure import Plan, Run
-from tpserve.bench.statistics import Curve, Ratio
+from tpserve.bench.statistics import Curve, Finding, Ratio
 
 __all__ = ["SCHEMA", "Latency", "Measure", "Outcome", "Report", "Verdict", "label", "read_report"]
 
@@ -97,14 +97,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         measure: what is compared.
         figure: which of its figures.
         ratio: the second's over the first's, with its 95 % interval.
-        verdict: less or more, or no difference if the interval includes 1.
+        verdict: less or more; or if the interval includes 1 no difference, or that it cannot be told.
     """
 
     rate: Rate
     measure: Measure
     figure: str
     ratio: Ratio
-    verdict: Literal["less", "more", "no difference"]
+    verdict: Finding
 
     @property
     def tone(self) -> Literal["good", "bad", "quiet"]:

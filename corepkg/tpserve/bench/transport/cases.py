@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import xxhash
 
 from tpserve.bench.transport.arrivals import Arrival, read_trace
 from tpserve.bench.transport.messages import SMALLEST
@@ -55,12 +56,14 @@ class Case(msgspec.Struct, frozen=True):
         size: bytes of a message as it is sent.
         rounds: so many in each block; with a load that is timed, so many times ``messages`` arrive.
         title: what reports call it, if the numbers do not say it.
+        digest: xxh3-64 of the trace's file, in hex; empty if there is none.
     """
 
     messages: int
     size: int
     rounds: int
     title: str = ""
+    digest: str = ""
 
     def __str__(self) -> str:
         if self.title:
@@ -136,4 +139,5 @@ def _trace_case(load: Load, sizes: Sequence[int]) -> Case:
         raise ConfigError(f"{load.trace} has more than {size_text(MOST_BYTES['trace'])} of messages")
     smallest, largest = (pick(arrival.size for arrival in arrivals) for pick in (min, max))
     span = size_text(smallest) + (f" to {size_text(largest)}" if largest > smallest else "")
-    return Case(1, sizes[0], len(arrivals), f"a trace of {span}")
+    digest = xxhash.xxh3_64_hexdigest(load.trace.read_bytes())
+    return Case(1, sizes[0], len(arrivals), f"a trace of {span}", digest)

@@ -98,7 +98,7 @@ def _verdicts(verdicts: list[list[Verdict]]) -> Table:
 
 
 def _style(verdict: Verdict) -> str:
-    if verdict.verdict == "no difference":
+    if not verdict.ratio.is_difference:
         return "dim"
     return "green" if verdict.is_good else "red"
 

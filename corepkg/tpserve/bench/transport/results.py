@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from tpserve.bench.host import About
-from tpserve.bench.statistics import Curve, Ratio
+from tpserve.bench.statistics import Curve, Finding, Ratio
 from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.cases import Case
 from tpserve.bench.transport.measure import Failure, Plan
@@ -84,7 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         arm: another's.
         measure: latency at a quantile; or messages a second, rounds if they are empty.
         ratio: the arm's over the baseline's, with its 95 % interval.
-        verdict: less or more, or no difference if the interval includes 1.
+        verdict: less or more; or if the interval includes 1 no difference, or that it cannot be told.
     """
 
     case: int
@@ -92,7 +92,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     measure: Measure
     ratio: Ratio
-    verdict: Literal["less", "more", "no difference"]
+    verdict: Finding
 
     @property
     def is_good(self) -> bool:

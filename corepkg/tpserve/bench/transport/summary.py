@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpserve.bench.host import about
+from tpserve.bench.host import about, needed_by
 from tpserve.bench.statistics import compare, curve, quantile, replicate
 from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.measure import Block, Measurement, Plan, order
@@ -60,10 +60,9 @@ def summarise(plan: Plan, measured: Measurement, argv: Sequence[str]) -> Report:
         outcomes += [_outcome(plan.arms[found.arm], case, found) for found in present]
         if present and present[0].arm == 0:
             verdicts += _verdicts(plan, case, present)
-    packages = {
-        *PACKAGES,
-        *(part.provider.split()[0] for arm in plan.arms for part in (arm.transport, arm.sync) if part),
-    }
+    packages = needed_by(
+        part.provider.split()[0] for arm in plan.arms for part in (arm.transport, arm.sync) if part
+    ).union(PACKAGES)
     return Report(
         argv=list(argv) or sys.argv,
         about=about(sorted(packages)),

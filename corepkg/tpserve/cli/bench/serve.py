@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tpserve.cli.common import check_output
 from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ def serve(
     from tpserve.bench.serve.measure import Plan
     from tpserve.bench.serve.prompts import Workload
 
-    for path in (json, html):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.resolve().parent}")
+    check_output(json, html)
     if (dataset_name == "sharegpt") != (dataset_path is not None):
         raise ConfigError("--dataset-name sharegpt and --dataset-path FILE go together")
     if dataset_name == "random" and backend != "openai":

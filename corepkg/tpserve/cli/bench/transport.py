@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tpserve.cli.common import check_output
 from tpserve.errors import ConfigError
 from tpserve.settings import load_settings
 
@@ -82,9 +83,7 @@ def transport(
 
     if axes and matrix is None:
         raise ConfigError(f"{' '.join(axes)}: only --matrix takes axes", "Write --matrix AXIS AXIS or --a ARM --b ARM")
-    for path in (json, html):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.resolve().parent}")
+    check_output(json, html)
     named = [text for text in (a, b) if text is not None]
     named += arm or []
     crossed = combinations([axis for axis in (matrix, *(axes or [])) if axis])

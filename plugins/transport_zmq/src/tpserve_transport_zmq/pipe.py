@@ -27,6 +27,7 @@ class ZmqPipeSender(PipeSender):
         self._address = address
         self._window = Window(options.send_buffer, [RECEIVER])
         self._number = 0
+        self._asked = 0
         self._dealer = Dealer(context, address)
 
     def connect(self, deadline: float) -> None:
@@ -53,7 +54,10 @@ class ZmqPipeSender(PipeSender):
         self._number += 1
 
     def _await_room(self, frame: bytes, deadline: float) -> None:
-        self._send(self._window.mark())
+        # Once for all that was sent: whoever tries again and again would fill the queue with questions.
+        if self._asked != self._window.mark():
+            self._asked = self._window.mark()
+            self._send(self._asked)
         while not self._window.has_room([frame]):
             parts = self._dealer.receive(deadline)
             if parts is not None:

@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import xxhash
 
 from tpserve.bench.transport.arrivals import Arrival, bursts, read_trace
 from tpserve.bench.transport.cases import Case, Load, make_cases, read_numbers, read_sizes
@@ -59,7 +60,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
 
     assert read_trace(file, 300) == [Arrival(0.0, 300), Arrival(0.5, 4096)]
     [case] = make_cases(Load(pace="trace", trace=file), [1], [300], 1000)
-    assert case == Case(1, 300, 2, "a trace of 300 B to 4 KiB")
+    assert case == Case(1, 300, 2, "a trace of 300 B to 4 KiB", xxhash.xxh3_64_hexdigest(file.read_bytes()))
     file.write_text('{"at": 0.0, "size": 100}\n')
     assert [str(case) for case in make_cases(Load(pace="trace", trace=file), [1], [300], 1000)] == ["a trace of 100 B"]
 
