@@ -23,7 +23,10 @@ MAGIC = b"TPSV"
 VERSION = 2
 HEADER = struct.Struct("<4sHHQQQ")
 SIZE = HEADER.size
-WORD = 0xFFFF_FFFF_FFFF_FFFF
+WORDS = struct.Struct("<4Q")
+"""The same header, with magic, version and producer in one word."""
+PRODUCER = 0xFFFF << 48
+"""Where in that word the producer is, and where it is in the seed of the hash."""
 
 LARGE = 64 << 10
 """A smaller payload is copied out of its frame, which costs less than a view of it."""
@@ -44,7 +47,7 @@ class Sealer:
         """Put a message into the next envelope."""
         producer, sequence = self.producer, self.sequence
         self.sequence += 1
-        digest = xxhash.xxh3_64_intdigest(payload, (producer << 48 ^ sequence) & WORD)
+        digest = xxhash.xxh3_64_intdigest(payload, producer << 48 ^ sequence)
         return HEADER.pack(MAGIC, VERSION, producer, sequence, len(payload), digest) + payload
 
 
@@ -52,7 +55,7 @@ class Opener:
     """Reads the envelopes of any number of producers and holds each to its sequence."""
 
     def __init__(self) -> None:
-        self._next: dict[int, int] = {}
+        self._due: dict[int, int] = {}  # by the first word, which says magic, version and producer
 
     def open(self, frame: bytes) -> bytes | memoryview:
         """Check a frame and return its message.
@@ -68,24 +71,35 @@ class Opener:
         Raises:
             FrameError: as for :meth:`open`; the frames before are opened and lost.
         """
-        unpack, digest_of, due = HEADER.unpack_from, xxhash.xxh3_64_intdigest, self._next
+        unpack, digest_of, due = WORDS.unpack_from, xxhash.xxh3_64_intdigest, self._due
         payloads: list[bytes | memoryview] = []
         for frame in frames:
             if len(frame) < SIZE:
                 raise FrameError(f"frame of {len(frame)} bytes is shorter than an envelope ({SIZE} bytes)")
-            magic, version, producer, sequence, length, digest = unpack(frame)
-            if magic != MAGIC or version != VERSION:
-                raise FrameError(f"expected envelope {MAGIC!r} version {VERSION}, found {magic!r} version {version}")
+            first, sequence, length, digest = unpack(frame)
             payload = frame[SIZE:] if length < LARGE else memoryview(frame)[SIZE:]
-            if length != len(payload):
-                raise _damaged(producer, sequence, f"{length} bytes", f"{len(payload)}")
-            if digest != (found := digest_of(payload, (producer << 48 ^ sequence) & WORD)):
-                raise _damaged(producer, sequence, f"hash {digest:#018x}", f"{found:#018x}")
-            if sequence != due.get(producer, 0):
-                raise FrameError(f"producer {producer}: expected frame {due.get(producer, 0)}, found frame {sequence}")
-            due[producer] = sequence + 1
+            if (
+                due.get(first) != sequence
+                or length != len(payload)
+                or digest_of(payload, first & PRODUCER ^ sequence) != digest
+            ):
+                self._check(frame, payload)
+            due[first] = sequence + 1
             payloads.append(payload)
         return payloads
+
+    def _check(self, frame: bytes, payload: bytes | memoryview) -> None:
+        """Say what is wrong with a frame; nothing is with a producer's first."""
+        magic, version, producer, sequence, length, digest = HEADER.unpack_from(frame)
+        if magic != MAGIC or version != VERSION:
+            raise FrameError(f"expected envelope {MAGIC!r} version {VERSION}, found {magic!r} version {version}")
+        if length != len(payload):
+            raise _damaged(producer, sequence, f"{length} bytes", f"{len(payload)}")
+        if digest != (found := xxhash.xxh3_64_intdigest(payload, producer << 48 ^ sequence)):
+            raise _damaged(producer, sequence, f"hash {digest:#018x}", f"{found:#018x}")
+        due = self._due.get(WORDS.unpack_from(frame)[0], 0)
+        if sequence != due:
+            raise FrameError(f"producer {producer}: expected frame {due}, found frame {sequence}")
 
 
 def _damaged(producer: int, sequence: int, expected: str, found: str) -> FrameError:

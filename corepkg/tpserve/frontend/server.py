@@ -145,7 +145,7 @@ class _ApiProcess:
         if generation == self._generation:
             self._generation = 0
             logger.error("%s", reason)
-            self._exchange.suspend(reason)
+            self._exchange.suspend(reason.partition(":")[0])  # clients need not hear what an error quotes
             self._control.failed(reason)
 
     async def _go_down(self, reason: str) -> None:

@@ -228,7 +228,7 @@ class Supervisor:
         """Tell clients, then look for a moment whether something else went wrong first."""
         assert self._api is not None
         self._is_interrupted = self._has_served
-        self._api.send(DownEvent(sign.summary))
+        self._api.send(DownEvent(sign.headline))
         self._display.close()
         troubles = [sign]
         deadline = time.monotonic() + SETTLE_SECONDS

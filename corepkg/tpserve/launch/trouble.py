@@ -34,11 +34,16 @@ class Trouble(Exception):
         return self.failure is not None and self.failure.is_user_error
 
     @property
+    def headline(self) -> str:
+        """What happened, without what an error quotes: paths, or bytes that somebody sent."""
+        return self.summary.partition(":")[0]
+
+    @property
     def report(self) -> str:
         """All that is known: the summary, or the traceback that ends with the same words."""
         if self.failure is None or not self.failure.traceback:
             return self.summary
-        return f"{self.summary.partition(':')[0]}\n{self.failure.traceback.rstrip()}"
+        return f"{self.headline}\n{self.failure.traceback.rstrip()}"
 
 
 def trouble_of(happening: Happening) -> Trouble | None:

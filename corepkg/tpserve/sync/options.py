@@ -19,4 +19,4 @@ class ShmOptions(Options, frozen=True, kw_only=True):
             within that time; never on a machine with one core.
     """
 
-    spin: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    spin: Annotated[int, Meta(ge=0, le=10_000)] = 300

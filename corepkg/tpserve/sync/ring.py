@@ -92,6 +92,7 @@ class Ring:
             if time.monotonic() >= stop:
                 futex.wait(self._address, seen & LOW_HALF, timeout)
                 break
+            os.sched_yield()
         return words[PUBLISHED] != seen
 
     def wake(self) -> None:

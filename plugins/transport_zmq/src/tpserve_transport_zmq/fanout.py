@@ -10,6 +10,7 @@ A packet is two parts: lengths, with a mark for the window of bytes; and the fra
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ class ZmqFanoutSender(FanoutSender):
                     self._await_room(batch, deadline)
                 header, body = pack(self._window.add(batch), batch)
                 self._send_all(header, body_part(body))
+        if frames:
+            os.sched_yield()  # zmq's own thread may need this core to write them
 
     def close(self) -> None:
         """Close the socket; the transport's close waits until what was sent has gone out."""
@@ -91,8 +94,10 @@ class ZmqFanoutSender(FanoutSender):
 class ZmqFanoutReceiver(FanoutReceiver):
     """A follower's end."""
 
-    def __init__(self, context: Context, address: str, follower: int) -> None:
+    def __init__(self, context: Context, options: ZmqOptions, address: str, follower: int) -> None:
         self._address = address
+        self._spin = options.spin / 1e6
+        self._came_soon = False
         self._frames: deque[bytes] = deque()
         self._greeting = (HELLO, WORD.pack(follower))
         self._dealer = Dealer(context, address)
@@ -123,11 +128,14 @@ class ZmqFanoutReceiver(FanoutReceiver):
         self._dealer.close(0)
 
     def _receive(self, deadline: float, late: str) -> list[bytes]:
-        while (parts := self._dealer.receive(deadline)) is None:
+        begun = time.monotonic()
+        parts = self._dealer.look(self._spin) if self._came_soon else None
+        while parts is None and (parts := self._dealer.receive(deadline)) is None:
             if self._dealer.lost():
                 return self._receive_last()
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{late} from {self._address}")
+        self._came_soon = time.monotonic() < begun + self._spin
         return parts
 
     def _receive_last(self) -> list[bytes]:

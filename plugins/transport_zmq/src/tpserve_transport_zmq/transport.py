@@ -32,7 +32,7 @@ class ZmqTransport(Transport):
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Begin to connect a follower's end."""
-        return self._keep(ZmqFanoutReceiver(self._context, address, follower))
+        return self._keep(ZmqFanoutReceiver(self._context, self._options, address, follower))
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Bind a receiving end."""
