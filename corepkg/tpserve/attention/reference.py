@@ -43,7 +43,7 @@ class TorchAttention(Attention):
             row = starts[singles[0]]
             self._parts.append((slice(row, row + 1), _plan_single(self.shape, batch, singles[0])))
         elif singles:
-            rows = torch.tensor([starts[i] for i in singles], device=self.shape.device)
+            rows = _indices([starts[i] for i in singles], batch.slots_tensor.device)
             self._parts.append((rows, _plan_singles(self.shape, batch, singles)))
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ def _plan_single(shape: AttentionShape, batch: AttentionBatch, index: int) -> _S
 def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[int]) -> _SinglesPart:
     slots, ends = batch.slots_tensor.unsqueeze(1), batch.kv_lens_tensor.long().unsqueeze(1)
     if len(indices) < len(batch.slots):
-        chosen = torch.tensor(indices, pin_memory=slots.is_cuda).to(slots.device, non_blocking=True)
+        chosen = _indices(indices, slots.device)
         slots, ends = slots[chosen], ends[chosen]
     firsts = (ends - shape.sliding_window).clamp_(min=0) if shape.sliding_window else torch.zeros_like(ends)
     first_pages, last_pages = firsts // shape.page_size, (ends - 1) // shape.page_size
@@ -184,6 +184,11 @@ def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[in
     positions = first_pages * shape.page_size + torch.arange(width * shape.page_size, device=ends.device)
     mask = _mask_of((positions < firsts) | (positions >= ends), shape).view(len(indices), 1, 1, -1)
     return _SinglesPart(_Scattered(pages, len(indices), 0, width * shape.page_size), mask, shape)
+
+
+def _indices(values: list[int], device: torch.device) -> torch.Tensor:
+    """Indices on the device, int64 ``[len(values)]``, without waiting for it."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _plan_sequence(shape: AttentionShape, batch: AttentionBatch, index: int, masks: _TailMasks) -> _SequencePart:
