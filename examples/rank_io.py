@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, Sync, SyncContext, Transport, TransportSpec
 from tpserve.envelope import Sealer
+from tpserve.errors import UnsupportedByPlugin, UserError
 from tpserve.messages import Generate, SamplingParams, Shutdown, encode
 from tpserve.plugins.registry import Registry
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
@@ -38,6 +39,11 @@ def main() -> int:
     if arguments.rank is not None:
         run_rank(arguments)
         return 0
+    try:
+        check_transports(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="rank-io-") as directory:
         ranks = [start_rank(arguments, rank, directory) for rank in range(arguments.ranks)]
         try:
@@ -61,6 +67,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def check_transports(arguments: argparse.Namespace) -> None:
+    """Refuse transports that cannot do what is asked of them here: every rank is a process.
+
+    Raises:
+        UserError: a transport does not exist, cannot be used, or works inside one process only.
+    """
+    for name in (arguments.transport, pipe_transport(arguments)):
+        spec = Registry.discover().load("transport", name).spec
+        assert isinstance(spec, TransportSpec)
+        if not spec.capabilities.multi_process:
+            raise UnsupportedByPlugin(f"transport.{name} works inside one process only")
 
 
 def start_rank(arguments: argparse.Namespace, rank: int, directory: str) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 HANG = 120
 """Seconds after which something is taken to hang."""
 
-QUICK = "test_ring or test_fanout or Package or cut or deadline or closes_delivers or killed or leaves_no_file"
+QUICK = "test_ring or test_fanout or Package or cut or deadline or closes_delivers or killed or no_file or address"
 """Of each contract's tests."""
 
 

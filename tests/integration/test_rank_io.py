@@ -34,3 +34,21 @@ def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, sync, r
     uids, _, _digest = shown["0"].partition(" (")
     assert uids.replace("|", " ").split() == [str(uid) for uid in range(40)]
     assert "|" in uids
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--transport", "inproc"], "error: transport.inproc works inside one process only"),
+        (
+            ["--transport", "gloo", "--pipe-transport", "inproc"],
+            "error: transport.inproc works inside one process only",
+        ),
+        (["--transport", "gloos"], "error: there is no transport plugin named 'gloos'. Did you mean 'gloo'?"),
+    ],
+)
+def test_a_transport_that_cannot_be_used_is_refused_at_once(flags, says):
+    ran = subprocess.run([sys.executable, EXAMPLE, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(says)
+    assert ran.stderr.count("\n") == 1

@@ -12,15 +12,17 @@ dies is noticed within 5 seconds by a call that waits for it, and by the next se
 Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
 to take it, for a bounded time. After PeerLost or FrameError an end can only be closed.
 
-A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A *frame* is bytes
-of any length, zero included; transports never look inside.
+A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A call ends soon after its
+deadline, within 2 seconds. A *frame* is ``bytes`` of any length, zero included; transports never look inside.
 
 An *address* is ``ipc:///path`` or ``tcp://host:port``. With ``ipc`` the path lies in a private directory
 that the launcher makes and removes; an implementation may put further files beside it, with the path as prefix,
-and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower.
+and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower. An address that is
+malformed is an error; so is one where a leader waits, or a receiver is, to another. What a killed process left is not.
 An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile.
 
-:mod:`tpserve.api.flow` has help for implementations, :mod:`tpserve.testing.transport` tests them.
+:mod:`tpserve.api.flow` and :mod:`tpserve.api.addresses` have help for implementations, :mod:`tpserve.testing.transport`
+tests them.
 """
 
 from __future__ import annotations
@@ -160,16 +162,27 @@ class Transport(ABC):
 
     @abstractmethod
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
-        """Make the leader's end for ``followers`` ≥ 1 followers."""
+        """Make the leader's end for ``followers`` ≥ 1 followers.
+
+        Raises:
+            TransportError: the address is malformed, or another leader waits there; the message names it.
+            UnsupportedByPlugin: this transport has pipes only.
+        """
 
     @abstractmethod
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
-        """Make the end of follower ``follower``, 0 ≤ follower < followers."""
+        """Make the end of follower ``follower``, 0 ≤ follower < followers.
+
+        Raises:
+            TransportError: the address is malformed; if not here, then from ``connect``.
+            UnsupportedByPlugin: this transport has pipes only.
+        """
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Make the receiving end of a pipe and bind it.
 
         Raises:
+            TransportError: the address is malformed, or taken; the message names it.
             UnsupportedByPlugin: this transport has a fan-out only.
         """
         raise UnsupportedByPlugin(f"{type(self).__name__} has no pipes")
@@ -178,6 +191,7 @@ class Transport(ABC):
         """Make a sending end of a pipe.
 
         Raises:
+            TransportError: the address is malformed; if not here, then from ``connect``.
             UnsupportedByPlugin: this transport has a fan-out only.
         """
         raise UnsupportedByPlugin(f"{type(self).__name__} has no pipes")

@@ -13,10 +13,13 @@ from tpserve.api.hooks import ENTRY_POINT_GROUP
 from tpserve.api.specs import KINDS
 from tpserve.values import did_you_mean
 
-__all__ = ["AVAILABLE", "NAME", "Entry", "Status", "discover"]
+__all__ = ["AVAILABLE", "NAME", "RESERVED", "Entry", "Status", "discover"]
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 """The form of a plugin's name."""
+
+RESERVED = ("auto",)
+"""Words that mean something else where a plugin is chosen."""
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -118,6 +121,8 @@ def _problem(kind: str, name: str, point: metadata.EntryPoint) -> Status | None:
         return Status("broken", f"the entry point {point.name!r} is not named kind.name")
     if kind not in KINDS:
         return Status("broken", f"there is no kind {kind!r}", did_you_mean(kind, KINDS, what="Kinds"))
+    if name in RESERVED:
+        return Status("broken", f"{name!r} cannot be a plugin's name: flags give it another meaning")
     if not _MODULE.fullmatch(point.value):
         return Status("broken", f"the entry point {point.name!r} must name a module, found {point.value!r}")
     return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from tpserve.errors import ConfigError
-from tpserve.plugins.discovery import NAME, Entry
+from tpserve.plugins.discovery import NAME, RESERVED, Entry
 from tpserve.plugins.registry import INTERFACES
 from tpserve.settings import kind_flag
 from tpserve.values import did_you_mean
@@ -56,6 +56,8 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         hint = f"A name is up to {LONGEST_NAME} lower-case letters, digits and single _, a letter first: my_{kind}"
         raise ConfigError(f"{name!r} cannot be a plugin's name", hint)
+    if name in RESERVED:
+        raise ConfigError(f"{name!r} cannot be a plugin's name", "Flags give it another meaning")
     words = _words(kind, name)
     try:
         if folder.exists() and any(folder.iterdir()):

@@ -8,23 +8,47 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import psutil
 import pytest
 
-from tpserve.api import Closed, Options, PeerLost, Transport, TransportSpec
+from tpserve.api import Closed, DeadlineExceeded, Options, PeerLost, Transport, TransportError, TransportSpec
 from tpserve.testing.processes import PATIENCE, Child, load
 
-__all__ = ["Lab", "Task", "await_loss", "burnt_cpu", "can_listen", "leaks_files", "memory", "send_to_the_dead", "soon"]
+__all__ = [
+    "LOOPBACK",
+    "SLACK",
+    "Lab",
+    "Task",
+    "await_loss",
+    "burnt_cpu",
+    "can_listen",
+    "leaks_files",
+    "leaks_names",
+    "memory",
+    "missed",
+    "refused",
+    "see_soon_after",
+    "send_to_the_dead",
+    "soon",
+    "wake",
+]
 
 NOTICE = 5.0
 """Seconds within which the death of a peer is noticed. Built-in parts take a tenth of it, which is slack enough."""
 
 SETTLING = 0.7
 """Seconds after which a link has heard of a death that it is told of, as by a broken connection."""
+
+SLACK = 2.0
+"""Seconds that a call may end after its deadline. Links take a tenth of it, but a machine may be busy."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 it is only listed
+USES = 3
 
 LOOPBACK = {"tcp": "127.0.0.1", "tcp6": "::1"}
 """Where the addresses of a scheme are."""
@@ -129,6 +153,30 @@ def soon() -> float:
     return time.monotonic() + PATIENCE
 
 
+@contextmanager
+def missed(seconds: float, says: str | None = None) -> Iterator[float]:
+    """A deadline in so many seconds, which the call inside must miss; it says so soon after."""
+    deadline = time.monotonic() + seconds
+    with pytest.raises(DeadlineExceeded, match=says):
+        yield deadline
+    see_soon_after(deadline)
+
+
+def see_soon_after(deadline: float) -> None:
+    """See that a deadline, or another moment, is not long ago."""
+    late = time.monotonic() - deadline
+    assert late < SLACK, f"a call ends {late:.1f} s after its deadline"
+
+
+@contextmanager
+def refused(address: str) -> Iterator[None]:
+    """See an address refused: an error that names it, or its path, and no deadline that passes in vain."""
+    with pytest.raises(TransportError) as caught:
+        yield
+    assert not isinstance(caught.value, DeadlineExceeded)
+    assert address.removeprefix("ipc://") in str(caught.value)
+
+
 def await_loss(task: Task[Any]) -> None:
     """See a call report its peer, which has just died, in time."""
     with pytest.raises(PeerLost):
@@ -171,6 +219,18 @@ def leaks_files(use: Callable[[], None]) -> bool:
     return False
 
 
+def leaks_names(use: Callable[[], None]) -> bool:
+    """Whether doing something leaves a name in shared memory, each time: others too make some there meanwhile."""
+    made = []
+    for _ in range(USES):
+        before = _shared_names()
+        use()
+        made.append(_shared_names() - before)
+    if all(made):
+        time.sleep(SETTLING)
+    return all(names & _shared_names() for names in made)
+
+
 def burnt_cpu(wait: Callable[[], object]) -> float:
     """CPU seconds of the whole process while a call waits."""
     before = time.process_time()
@@ -193,6 +253,10 @@ def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:
 def _open_files() -> int:
     """How many descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 iterdir opens one more
+
+
+def _shared_names() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
 
 
 def can_listen(scheme: str) -> bool:

@@ -20,7 +20,7 @@ from tpserve.api import (
     TransportError,
     TransportSpec,
 )
-from tpserve.testing.lab import Lab, Task, can_listen, memory, soon
+from tpserve.testing.lab import Lab, Task, can_listen, memory, see_soon_after, soon
 from tpserve.testing.processes import Child, numbered
 
 __all__ = [
@@ -94,6 +94,12 @@ class LinkContract:
         """For tests that need processes."""
         if not spec.capabilities.multi_process:
             pytest.skip(f"{spec.name} works inside one process")
+
+    @pytest.fixture
+    def fanout(self, spec: TransportSpec) -> None:
+        """For tests that need fan-outs."""
+        if not spec.capabilities.fanout:
+            pytest.skip(f"{spec.name} has no fan-outs")
 
     @pytest.fixture
     def pipes(self, spec: TransportSpec) -> None:
@@ -176,9 +182,11 @@ def read_on(end: FanoutReceiver) -> TransportError:
 def overrun(send: Callable[[bytes, float], object]) -> int:
     """Send to nobody who reads until the deadline refuses a frame; how many were accepted."""
     for number in range(UNBOUNDED // MEGABYTE):
+        deadline = time.monotonic() + 0.5
         try:
-            send(numbered(number, MEGABYTE), time.monotonic() + 0.5)
+            send(numbered(number, MEGABYTE), deadline)
         except DeadlineExceeded:
+            see_soon_after(deadline)
             return number
     pytest.fail(f"a sender got {UNBOUNDED} bytes ahead")
 
@@ -241,6 +249,8 @@ def send_until_error(send: Callable[[bytes], object], pause: float = 0, most: fl
 def difference(taken: Sequence[bytes], sent: Sequence[bytes]) -> str | None:
     """Where what was taken is not what was sent; None if it is. In words, for frames may be large."""
     for number, (found, expected) in enumerate(zip(taken, sent, strict=False)):
+        if not isinstance(found, bytes):
+            return f"frame {number}: a {type(found).__name__}, not bytes"
         if found != expected:
             return (
                 f"frame {number}: {len(found)} bytes that begin {found[:16]!r}, not {len(expected)}, {expected[:16]!r}"

@@ -6,7 +6,8 @@ class TestMine(TransportContract):
         return plugin.tpserve_transports()[0]
 
 Every guarantee of :mod:`tpserve.api.transport` is tried: in threads, each with a transport of its own as if it were a
-process, and, where the transport reaches that far, in processes that are stopped and killed.
+process, and, where the transport reaches that far, in processes that are stopped and killed. But not that frames of one
+send travel together: ``tpserve bench transport`` measures what they cost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,13 +29,14 @@ from tpserve.api import (
     FanoutReceiver,
     FanoutSender,
     NoOptions,
+    PipeReceiver,
     SyncContext,
-    TransportError,
     TransportSpec,
+    UnsupportedByPlugin,
 )
 from tpserve.sync.inband import InbandSync
 from tpserve.testing.fanout import FanoutContract
-from tpserve.testing.lab import Lab, Task, leaks_files, soon
+from tpserve.testing.lab import LOOPBACK, Lab, Task, leaks_files, leaks_names, refused, soon
 from tpserve.testing.links import fan_out, pipe
 from tpserve.testing.pipes import PipeContract
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
@@ -39,17 +44,18 @@ from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
 __all__ = ["TransportContract"]
 
 HEAVY = ("torch", "zmq", "pynng", "flashinfer", "triton")
+MALFORMED = ("", "nowhere", "foo://x", "tcp://host", "tcp://host:x", "tcp://127.0.0.1:99999")
 
 
 class TransportContract(FanoutContract, PipeContract):
     """Subclass it, with the fixture ``spec``, whose capabilities say what is tried."""
 
-    def test_rounds_are_the_same_for_every_rank(self, lab: Lab) -> None:
+    def test_rounds_are_the_same_for_every_rank(self, lab: Lab, fanout: None) -> None:
         """As the ranks of a server use the fan-out."""
         self._check_rounds(lab, *fan_out(lab, 2), in_order=True)
 
     @MEDDLING
-    def test_a_rank_stops_when_somebody_meddles(self, lab: Lab, way: str) -> None:
+    def test_a_rank_stops_when_somebody_meddles(self, lab: Lab, way: str, fanout: None) -> None:
         """With a message on its way: an error that names rank and round, and neither a hang nor a wrong round."""
         leader, *followers = fan_out(lab, 2)
         self._check_rounds(lab, Meddler(leader, way, victim=4), *followers, in_order=False)
@@ -67,31 +73,52 @@ class TransportContract(FanoutContract, PipeContract):
         """What a library opens once for the whole process does not count."""
 
         def use() -> None:
-            leader, follower = fan_out(lab, 1)
-            for _ in range(10):
-                leader.send_many([b"frame"], soon())
-                follower.recv_many(1, soon())
-            with pytest.raises(DeadlineExceeded):
-                follower.recv_many(1, time.monotonic() + 0.05)
-            with pytest.raises(DeadlineExceeded):
-                lab.transport().fanout_receiver(lab.address(), 0, 1).connect(time.monotonic() + 0.05)
+            if lab.spec.capabilities.fanout:
+                _use_fanout(lab)
             if lab.spec.capabilities.pipes:
-                receiver, sender = pipe(lab, 1)
-                for _ in range(10):
-                    sender.send(b"frame", soon())
-                    receiver.recv_many(1, 1, soon())
-                receiver.recv_many(1, 1, time.monotonic() + 0.05)
+                _use_pipe(lab)
             lab.close_transports()
 
         assert not leaks_files(use)
+        assert not leaks_names(use)
         assert list(lab.directory.iterdir()) == []
 
     def test_an_address_that_cannot_be_taken_is_an_error(self, lab: Lab, processes: None) -> None:
         """And not a crash."""
-        with pytest.raises(TransportError):
-            lab.transport().fanout_sender(f"ipc://{lab.directory}/missing/{'long' * 50}", 1)
+        address = f"ipc://{lab.directory}/missing/{'long' * 50}"
+        first, *_ = _makers(lab, address, offered=True)
+        with refused(address):
+            first()
 
-    def test_transports_close_twice(self, lab: Lab) -> None:
+    @pytest.mark.parametrize("address", MALFORMED)
+    def test_a_malformed_address_is_an_error(self, lab: Lab, processes: None, address: str) -> None:
+        """At every end, when it is made or connected."""
+        for make in _makers(lab, address, offered=True):
+            with refused(address):
+                end = make()
+                if not isinstance(end, PipeReceiver):
+                    end.connect(time.monotonic() + 0.5)
+
+    def test_what_it_does_not_offer_is_refused(self, lab: Lab) -> None:
+        """As the capabilities say."""
+        makers = _makers(lab, lab.address(), offered=False)
+        if not makers:
+            pytest.skip(f"{lab.spec.name} offers fan-outs and pipes")
+        for make in makers:
+            with pytest.raises(UnsupportedByPlugin):
+                make()
+
+    def test_the_capabilities_do_not_contradict_each_other(self, spec: TransportSpec) -> None:
+        """Something is offered, at addresses that are tried here, and other machines are not reached by paths."""
+        can = spec.capabilities
+        assert can.fanout or can.pipes, "it offers neither fan-outs nor pipes"
+        assert can.schemes, "it takes no addresses"
+        assert set(can.schemes) <= {"ipc", *LOOPBACK}, "there are no such addresses"
+        if can.multi_node:
+            assert can.multi_process, "other machines are other processes"
+            assert set(can.schemes) & set(LOOPBACK), "it takes no address of another machine"
+
+    def test_transports_close_twice(self, lab: Lab, fanout: None) -> None:
         """And close their ends."""
         transport = lab.transport()
         end = transport.fanout_receiver(lab.address(), 0, 1)
@@ -116,3 +143,38 @@ class TransportContract(FanoutContract, PipeContract):
         code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == "[]"
+
+
+def _makers(lab: Lab, address: str, offered: bool) -> list[Callable[[], Any]]:
+    """What makes each end of what the capabilities offer, one that binds first; or of what they do not offer."""
+    transport, can = lab.transport(), lab.spec.capabilities
+    fanouts: list[Callable[[], Any]] = [
+        partial(transport.fanout_sender, address, 1),
+        partial(transport.fanout_receiver, address, 0, 1),
+    ]
+    pipes: list[Callable[[], Any]] = [
+        partial(transport.pipe_receiver, address),
+        partial(transport.pipe_sender, address),
+    ]
+    return [*(fanouts if can.fanout is offered else []), *(pipes if can.pipes is offered else [])]
+
+
+def _use_fanout(lab: Lab) -> None:
+    """Send and receive, wait in vain for a frame, and for a leader."""
+    leader, follower = fan_out(lab, 1)
+    for _ in range(10):
+        leader.send_many([b"frame"], soon())
+        follower.recv_many(1, soon())
+    with pytest.raises(DeadlineExceeded):
+        follower.recv_many(1, time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        lab.transport().fanout_receiver(lab.address(), 0, 1).connect(time.monotonic() + 0.05)
+
+
+def _use_pipe(lab: Lab) -> None:
+    """Send and receive, and wait in vain."""
+    receiver, sender = pipe(lab, 1)
+    for _ in range(10):
+        sender.send(b"frame", soon())
+        receiver.recv_many(1, 1, soon())
+    receiver.recv_many(1, 1, time.monotonic() + 0.05)

@@ -277,7 +277,12 @@ def _claim(path: Path) -> int:
 
     A leader that was killed has left its group's file, and followers that read it would look for their peers where they
     were. So that goes first, and the lock is taken before anybody can see it.
+
+    Raises:
+        TransportError: a living leader has it.
     """
+    if _is_led(path):
+        raise TransportError(f"cannot use ipc://{path}: it has a leader already")
     claim = path.with_name(f"{path.name}.leader{os.getpid()}")
     descriptor = os.open(claim, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

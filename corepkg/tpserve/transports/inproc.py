@@ -80,6 +80,7 @@ class _Queue:
 
     Attributes:
         has_reader: the reading end is there.
+        has_leader: the leader's end is there.
         is_known: the leader has heard of its follower.
         reader_left: the reading end was closed.
         writer_left: the leader's end was closed; the writers of a pipe come and go without that.
@@ -88,6 +89,7 @@ class _Queue:
     def __init__(self, name: str) -> None:
         self.name = name
         self.has_reader = False
+        self.has_leader = False
         self.is_known = False
         self.reader_left = False
         self.writer_left = False
@@ -188,6 +190,10 @@ class _Queue:
 
 class _FanoutSender(FanoutSender):
     def __init__(self, queues: list[_Queue]) -> None:
+        for queue in queues:
+            if queue.has_leader:
+                raise TransportError(f"{queue.name} has a leader already")
+            queue.change(has_leader=True)
         self._queues = queues
         self._closed = False
 

@@ -77,6 +77,12 @@ def test_a_name_without_a_kind_or_of_a_bad_form_is_broken(site: Any) -> None:
         assert problems(key) == [("broken", f"the entry point {key!r} is not named kind.name")]
 
 
+def test_a_word_that_flags_know_is_no_name(site: Any) -> None:
+    site.add("acme", {"policy.auto": "acme.plugin"})
+
+    assert problems("policy.auto") == [("broken", "'auto' cannot be a plugin's name: flags give it another meaning")]
+
+
 def test_an_entry_point_must_name_a_module(site: Any) -> None:
     site.add("acme", {"policy.mine": "acme.plugin:Class"})
 

@@ -84,6 +84,7 @@ def test_packages_are_formatted_and_pass_the_linter(tmp_path: Path, name: str) -
         ("policy", "../mine", "cannot be a plugin's name"),
         ("policy", "", "'' cannot be a plugin's name"),
         ("policy", "a" * 25, "cannot be a plugin's name"),
+        ("sync", "auto", "'auto' cannot be a plugin's name. Flags give it another meaning"),
     ],
 )
 def test_a_wrong_kind_or_name_is_refused(tmp_path: Path, kind: str, name: str, says: str) -> None:

@@ -102,6 +102,26 @@ class Slow(GlooSync):
             raise
 
 
+class Late(GlooSync):
+    """Misses a deadline by more than the contract leaves."""
+
+    def receive(self, deadline):
+        return self.late(super().receive, deadline)
+
+    def barrier(self, deadline):
+        self.late(super().barrier, deadline)
+
+    def connect(self, deadline):
+        self.late(super().connect, deadline)
+
+    def late(self, call, *arguments):
+        try:
+            return call(*arguments)
+        except TimeoutError:
+            time.sleep(3)
+            raise
+
+
 class Swallowing(GlooSync):
     """Says nothing of a death for a while."""
 

@@ -3,12 +3,34 @@
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, PipeSender, TransportCapabilities, TransportSpec
+from tpserve.api import (
+    FanoutReceiver,
+    FanoutSender,
+    PipeReceiver,
+    PipeSender,
+    TransportCapabilities,
+    TransportSpec,
+    UnsupportedByPlugin,
+)
+from tpserve.testing import lab
 from tpserve.testing.transport import TransportContract
 from tpserve.transports.inproc import InprocTransport
+
+LATE = 3.0
+"""Seconds, more than the contract leaves."""
+
+
+def late(call, *arguments):
+    """Call it, and be late with what is too late."""
+    try:
+        return call(*arguments)
+    except TimeoutError:
+        time.sleep(LATE)
+        raise
 
 
 class Sender(FanoutSender):
@@ -75,6 +97,22 @@ class HastySender(Sender):
         super().send_one(frame, deadline)
 
 
+class LateSender(Sender):
+    def connect(self, deadline):
+        late(super().connect, deadline)
+
+    def send_one(self, frame, deadline):
+        late(super().send_one, frame, deadline)
+
+
+class NamingSender(Sender):
+    """Leaves a name in shared memory."""
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        Path(lab.SHARED_MEMORY, str(time.monotonic_ns())).touch()
+
+
 class PollingReceiver(FanoutReceiver):
     def __init__(self, receiver: FanoutReceiver) -> None:
         self.receiver = receiver
@@ -104,6 +142,34 @@ class ForgetfulReceiver(PollingReceiver):
         return frames
 
 
+class LateReceiver(PollingReceiver):
+    def connect(self, deadline):
+        late(super().connect, deadline)
+
+    def recv_many(self, count, deadline):
+        return late(self.receiver.recv_many, count, deadline)
+
+
+class LendingReceiver(PollingReceiver):
+    def recv_many(self, count, deadline):
+        return [bytearray(frame) for frame in self.receiver.recv_many(count, deadline)]
+
+
+class EagerReceiver(PollingReceiver):
+    """Waits for a frame, though none is asked for."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.kept = []
+
+    def recv_many(self, count, deadline):
+        if not self.kept:
+            self.kept = self.receiver.recv_many(1, deadline)
+        taken = self.kept + self.receiver.recv_many(count - 1, deadline) if count else []
+        self.kept = [] if count else self.kept
+        return taken
+
+
 class SleepyReceiver(PipeReceiver):
     """Cannot be woken."""
 
@@ -116,6 +182,19 @@ class SleepyReceiver(PipeReceiver):
         return frames
 
     def close(self) -> None: ...
+
+
+class LatePipeReceiver(SleepyReceiver):
+    def recv_many(self, max_frames, max_bytes, deadline):
+        frames = self.receiver.recv_many(max_frames, max_bytes, deadline)
+        if not frames:
+            time.sleep(LATE)
+        return frames
+
+
+class LendingPipeReceiver(SleepyReceiver):
+    def recv_many(self, max_frames, max_bytes, deadline):
+        return [memoryview(frame) for frame in self.receiver.recv_many(max_frames, max_bytes, deadline)]
 
 
 class CarelessSender(PipeSender):
@@ -139,6 +218,14 @@ class CarelessSender(PipeSender):
 
     def close(self) -> None:
         self.sender.close()
+
+
+class LatePipeSender(CarelessSender):
+    def connect(self, deadline):
+        late(self.sender.connect, deadline)
+
+    def send(self, frame, deadline):
+        late(self.sender.send, frame, deadline)
 
 
 class Sound(InprocTransport):
@@ -205,6 +292,73 @@ class Sleepy(Sound):
     pipe_in = SleepyReceiver
 
 
+class LateLeader(Sound):
+    fanout_out = LateSender
+
+
+class LateFollower(Sound):
+    fanout_in = LateReceiver
+
+
+class LatePipe(Sound):
+    pipe_out = LatePipeSender
+    pipe_in = LatePipeReceiver
+
+
+class Naming(Sound):
+    fanout_out = NamingSender
+
+
+class Lending(Sound):
+    fanout_in = LendingReceiver
+    pipe_in = LendingPipeReceiver
+
+
+class Eager(Sound):
+    fanout_in = EagerReceiver
+
+
+class Usurping(Sound):
+    """Gives an address to who comes last."""
+
+    def fanout_sender(self, address, followers):
+        self.forget(f"{address}.0")
+        return super().fanout_sender(address, followers)
+
+    def pipe_receiver(self, address):
+        self.forget(address)
+        return super().pipe_receiver(address)
+
+    def forget(self, name):
+        if self._queue(name).has_leader or self._queue(name).has_reader:
+            del self._queues[name]
+
+
+class PipesOnly(InprocTransport):
+    """Has no fan-outs, and says so: that breaks nothing."""
+
+    def fanout_sender(self, address, *others):
+        raise UnsupportedByPlugin("there are no fan-outs")
+
+    fanout_receiver = fanout_sender
+
+
+class Hiding(Sound):
+    """Has fan-outs and pipes, and does not say so."""
+
+
+class Boastful(Sound):
+    """Says that it reaches other machines."""
+
+
+INSIDE = TransportCapabilities(fanout=True, pipes=True, multi_process=False)
+CAPABILITIES = {
+    "PipesOnly": TransportCapabilities(fanout=False, pipes=True, multi_process=False),
+    "Hiding": TransportCapabilities(fanout=False, pipes=False, multi_process=False),
+    "Boastful": TransportCapabilities(fanout=True, pipes=True, multi_node=True),
+}
+
+
 class TestFaulty(TransportContract):
     @pytest.fixture
     def spec(self):
@@ -212,5 +366,5 @@ class TestFaulty(TransportContract):
             name="faulty",
             summary="breaks a promise",
             factory=f"{__name__}:{os.environ['FAULT']}",
-            capabilities=TransportCapabilities(fanout=True, pipes=True, multi_process=False),
+            capabilities=CAPABILITIES.get(os.environ["FAULT"], INSIDE),
         )

@@ -133,6 +133,15 @@ class Leaking(Sound):
     fanout_out = LeakingSender
 
 
+class Parsing(Sound):
+    """Has errors of Python's own for addresses."""
+
+    def fanout_sender(self, address, followers):
+        if not address.startswith("ipc:"):
+            int(address.rpartition(":")[2])
+        return super().fanout_sender(address, followers)
+
+
 class TestFaulty(TransportContract):
     @pytest.fixture
     def spec(self):

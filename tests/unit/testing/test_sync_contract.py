@@ -34,6 +34,8 @@ def passes(test: str) -> bool:
         ("Slow", "test_a_killed_leader_is_an_error_at_the_follower"),
         ("Slow", "test_a_killed_follower_is_an_error_at_the_leader"),
         ("Swallowing", "test_a_killed_follower_is_an_error_at_the_next_announcement"),
+        ("Late", "test_a_silent_leader_is_an_error_at_the_deadline"),
+        ("Late", "test_a_barrier_ends_at_its_deadline"),
         ("Credulous", "test_an_announcement_that_somebody_meddles_with_is_an_error[damages]"),
         ("Credulous", "test_an_announcement_that_somebody_meddles_with_is_an_error[loses]"),
         ("Credulous", "test_an_announcement_that_somebody_meddles_with_is_an_error[repeats]"),

@@ -32,6 +32,21 @@ def passes(faulty: Path, test: str) -> bool:
         ("Forgetful", "test_a_deadline_loses_no_frame"),
         ("Careless", "test_a_pipe_sender_far_ahead_waits_and_may_try_again"),
         ("Sleepy", "test_closing_wakes_a_waiting_receiver"),
+        ("LateLeader", "test_a_missing_follower_is_an_error_at_the_leader"),
+        ("LateLeader", "test_a_sender_far_ahead_waits_until_its_deadline"),
+        ("LateFollower", "test_a_missing_leader_is_an_error_at_the_follower"),
+        ("LateFollower", "test_a_deadline_loses_no_frame"),
+        ("LatePipe", "test_a_missing_receiver_is_an_error"),
+        ("LatePipe", "test_a_pipe_takes_what_is_there_and_no_more"),
+        ("LatePipe", "test_a_pipe_sender_far_ahead_waits_and_may_try_again"),
+        ("Lending", "test_followers_see_the_same_sequence_however_it_is_cut[1-ipc]"),
+        ("Lending", "test_a_pipe_keeps_the_order_of_each_sender[ipc]"),
+        ("Eager", "test_an_empty_batch_sends_nothing"),
+        ("Usurping", "test_an_address_that_a_leader_has_is_an_error[ipc]"),
+        ("Usurping", "test_an_address_that_a_receiver_has_is_an_error[ipc]"),
+        ("Hiding", "test_what_it_does_not_offer_is_refused"),
+        ("Hiding", "test_the_capabilities_do_not_contradict_each_other"),
+        ("Boastful", "test_the_capabilities_do_not_contradict_each_other"),
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, fault, test):
@@ -48,11 +63,31 @@ def test_a_broken_promise_is_found(monkeypatch, fault, test):
         ("Slow", "test_a_killed_follower_is_an_error_at_the_leader"),
         ("Swallowing", "test_a_killed_follower_is_an_error_at_the_next_send"),
         ("Leaking", "test_closing_leaves_no_file_and_no_descriptor"),
+        ("Parsing", "test_a_malformed_address_is_an_error[tcp://host:x]"),
     ],
 )
 def test_a_broken_promise_between_processes_is_found(monkeypatch, fault, test):
     monkeypatch.setattr(lab, "NOTICE", 1.5)
     find(monkeypatch, BETWEEN, 10.0, fault, test)
+
+
+def test_a_name_left_in_shared_memory_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "SHARED_MEMORY", tmp_path)
+    find(monkeypatch, INSIDE, 2.0, "Naming", "test_closing_leaves_no_file_and_no_descriptor")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_a_waiting_follower_rests",
+        "test_closing_leaves_no_file_and_no_descriptor",
+        "test_what_it_does_not_offer_is_refused",
+        "test_the_capabilities_do_not_contradict_each_other",
+    ],
+)
+def test_pipes_are_enough(monkeypatch, test):
+    monkeypatch.setenv("FAULT", "PipesOnly")
+    assert passes(INSIDE, test)
 
 
 def find(monkeypatch, faulty: Path, patience: float, fault: str, test: str) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from rpyc import SocketStream
 
 from tpserve.api import DeadlineExceeded, TransportError
+from tpserve.api.addresses import free_path
 
 __all__ = ["Stream", "connected", "listening", "path_of"]
 
@@ -64,7 +65,7 @@ def listening(address: str, backlog: int) -> socket.socket:
         family, place = _place(address)
         path = path_of(address)
         if path is not None:
-            path.unlink(missing_ok=True)  # a process that was killed may have left it
+            free_path(path)
         door = socket.socket(family, socket.SOCK_STREAM)
         try:
             if path is None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, FrameError, PeerLost, TransportError
+from tpserve.api.addresses import free_path
 from tpserve.api.flow import NO_MARK, WORD, batches, pack, unpack
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.ring import PIECE, RingReader, RingWriter, create
@@ -54,7 +55,7 @@ class ShmFanoutSender(FanoutSender):
         self._watch = Watch()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            path.unlink(missing_ok=True)  # a process that was killed may have left it
+            free_path(path)
             self._door.bind(str(path))
             self._door.listen(followers)
         except OSError as error:

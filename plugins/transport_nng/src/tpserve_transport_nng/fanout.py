@@ -19,6 +19,7 @@ from contextlib import suppress
 import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
+from tpserve.api.addresses import check_address
 from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, unpack
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
@@ -38,9 +39,10 @@ class NngFanoutSender(FanoutSender):
         self._address = address
         self._window = Window(options.send_buffer, range(followers))
         self._pairs: list[PairSocket] = []
+        places = [_at(address, follower) for follower in range(followers)]
         try:
-            for follower in range(followers):
-                self._pairs.append(PairSocket(pynng.Pair0(), _at(address, follower), listen=True))
+            for place in places:
+                self._pairs.append(PairSocket(pynng.Pair0(), place, listen=True))
         except BaseException:
             self.close()
             raise
@@ -99,7 +101,8 @@ class NngFanoutReceiver(FanoutReceiver):
     def __init__(self, address: str, follower: int) -> None:
         self._frames: deque[bytes] = deque()
         self._header = b""
-        self._pair = PairSocket(pynng.Pair0(), _at(address, follower), listen=False)
+        place = _at(address, follower)
+        self._pair = PairSocket(pynng.Pair0(), place, listen=False)
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
@@ -135,10 +138,11 @@ class NngFanoutReceiver(FanoutReceiver):
 
 
 def _at(address: str, follower: int) -> str:
-    if address.startswith("ipc://"):
+    """Where a follower's pair is."""
+    if check_address(address).startswith("ipc://"):
         return f"{address}.{follower}"
     host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + follower}"
+    return check_address(f"{host}:{int(port) + follower}")
 
 
 def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:

@@ -14,6 +14,7 @@ import time
 import pynng
 
 from tpserve.api import DeadlineExceeded, FrameError, PipeReceiver, PipeSender
+from tpserve.api.addresses import check_address
 from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
@@ -29,7 +30,7 @@ class NngPipeSender(PipeSender):
 
     def __init__(self, options: NngOptions, address: str) -> None:
         self._options = options
-        self._address = address
+        self._address = check_address(address)
         self._window = Window(options.send_buffer, [RECEIVER])
         self._pair = PairSocket(pynng.Pair1(), address, listen=False)
 
@@ -70,7 +71,7 @@ class NngPipeReceiver(PipeReceiver):
     """The receiving end."""
 
     def __init__(self, address: str) -> None:
-        self._socket = ManySocket(address)
+        self._socket = ManySocket(check_address(address))
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""

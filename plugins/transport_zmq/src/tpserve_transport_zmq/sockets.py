@@ -21,6 +21,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tpserve.api import Closed, TransportError
+from tpserve.api.addresses import check_address, free_path
 
 __all__ = ["Dealer", "Part", "Router", "body_part"]
 
@@ -110,16 +111,19 @@ class Router(Socket):
     """
 
     def __init__(self, context: Context, address: str) -> None:
+        check_address(address)
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._file: Path | None = None
+        file = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
         try:
+            if file is not None:
+                free_path(file)  # zmq itself takes the path of a living socket away
             self._socket.bind(address)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.close(0)
             raise TransportError(f"cannot bind {address}: {error}") from error
-        if address.startswith("ipc://"):
-            self._file = Path(address.removeprefix("ipc://"))
+        self._file = file
 
     def send(self, name: bytes, *parts: Part) -> bool:
         """Send a message over the connection of this name; False if it has gone. Never blocks."""
@@ -151,6 +155,7 @@ class Dealer(Socket):
     """
 
     def __init__(self, context: Context, address: str) -> None:
+        check_address(address)
         super().__init__(context, zmq.DEALER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
