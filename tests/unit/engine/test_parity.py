@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tpserve.frontend.text import TextCodec
 from tpserve.step import Engine, EngineLimits
 from tpserve.testing.engine import generate
 from tpserve.testing.models import VOCAB_SIZE
-from tpserve.weights.source import resolve_model
 
 MODELS = ["llama", "mistral", "qwen2", "qwen3", "llama3"]
 COUNT = 24
@@ -79,12 +77,3 @@ def test_ranks_agree_in_every_bit(
         assert (other_tokens, other_limits) == (tokens, limits)
         assert all(torch.equal(a, b) for a, b in zip(logits, other_logits, strict=True))
     assert logits[0].shape[1] == VOCAB_SIZE
-
-
-def test_the_default_model(truth: Any, make_engine: Any) -> None:
-    folder = resolve_model("").path
-    codec = TextCodec.from_folder(folder)
-    texts = ["The capital of France is", "def add(a, b):\n", "1, 2, 4, 8,", "Wasser ist " * 40]
-    prompts = [codec.encode(text) for text in texts]
-    found = generate(make_engine(folder), prompts, 32, chunk=64, shuffle=3)
-    assert found == truth(folder, prompts, 32)

@@ -4,18 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 it takes longer to import than the tests' patience, which is cut short below
+from tests.unit.testing.finding import finds
 
 from tpserve.testing import lab, processes
 
 FAULTY = Path(__file__).with_name("faulty_syncs.py")
-
-
-def passes(test: str) -> bool:
-    """Run one test of the contract in this process."""
-    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", f"{FAULTY}::TestFaulty::{test}"]
-    code = pytest.main(arguments)
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
-    return code == pytest.ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,4 @@ def test_a_broken_promise_is_found(monkeypatch, fault, test):
     for module in (lab, processes):
         monkeypatch.setattr(module, "PATIENCE", 5.0)
     monkeypatch.setattr(lab, "NOTICE", 1.5)
-    monkeypatch.setenv("FAULT", "Sound")
-    assert passes(test)
-    monkeypatch.setenv("FAULT", fault)
-    assert not passes(test)
+    assert finds(FAULTY, fault, test)

@@ -3,19 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tests.unit.testing.finding import finds, passes
 
 from tpserve.testing import lab, processes
 
 INSIDE = Path(__file__).with_name("faulty_transports.py")
 BETWEEN = Path(__file__).with_name("faulty_zmq.py")
-
-
-def passes(faulty: Path, test: str) -> bool:
-    """Run one test of the contract in this process."""
-    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", f"{faulty}::TestFaulty::{test}"]
-    code = pytest.main(arguments)
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
-    return code == pytest.ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def passes(faulty: Path, test: str) -> bool:
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, fault, test):
-    find(monkeypatch, INSIDE, 2.0, fault, test)
+    check(monkeypatch, INSIDE, 2.0, fault, test)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +61,12 @@ def test_a_broken_promise_is_found(monkeypatch, fault, test):
 )
 def test_a_broken_promise_between_processes_is_found(monkeypatch, fault, test):
     monkeypatch.setattr(lab, "NOTICE", 1.5)
-    find(monkeypatch, BETWEEN, 10.0, fault, test)
+    check(monkeypatch, BETWEEN, 10.0, fault, test)
 
 
 def test_a_name_left_in_shared_memory_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "SHARED_MEMORY", tmp_path)
-    find(monkeypatch, INSIDE, 2.0, "Naming", "test_closing_leaves_no_file_and_no_descriptor")
+    check(monkeypatch, INSIDE, 2.0, "Naming", "test_closing_leaves_no_file_and_no_descriptor")
 
 
 @pytest.mark.parametrize(
@@ -85,16 +78,12 @@ def test_a_name_left_in_shared_memory_is_found(monkeypatch, tmp_path):
         "test_the_capabilities_do_not_contradict_each_other",
     ],
 )
-def test_pipes_are_enough(monkeypatch, test):
-    monkeypatch.setenv("FAULT", "PipesOnly")
-    assert passes(INSIDE, test)
+def test_pipes_are_enough(test):
+    assert passes(INSIDE, "PipesOnly", test)
 
 
-def find(monkeypatch, faulty: Path, patience: float, fault: str, test: str) -> None:
+def check(monkeypatch, faulty: Path, patience: float, fault: str, test: str) -> None:
     """See a sound transport pass a test, and a faulty one fail it."""
     for module in (lab, processes):
         monkeypatch.setattr(module, "PATIENCE", patience)
-    monkeypatch.setenv("FAULT", "Sound")
-    assert passes(faulty, test)
-    monkeypatch.setenv("FAULT", fault)
-    assert not passes(faulty, test)
+    assert finds(faulty, fault, test)

@@ -26,7 +26,7 @@ def test_all_options_are_told_and_an_arm_s_own_win(registry: Registry) -> None:
     zmq, nng = read_arms(["zmq,sync=gloo,transport.batch=5", "nng,sync=gloo,name=other"], options, registry)
 
     assert zmq.transport is not None
-    assert zmq.transport.options == {"send_buffer": 64 << 20, "batch": 5, "io_threads": 1, "linger": 2.0}
+    assert zmq.transport.options == {"send_buffer": 64 << 20, "batch": 5, "io_threads": 1, "spin": 200, "linger": 2.0}
     assert nng.transport is not None
     assert nng.transport.options == {"send_buffer": 64 << 20, "batch": 1000, "linger": 3.0}
     assert nng.name == "other"

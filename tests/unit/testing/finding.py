@@ -1,0 +1,29 @@
+"""Whether a test of the kit tells what keeps its promise from what breaks it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+__all__ = ["finds", "passes"]
+
+
+def finds(faulty: Path, fault: str, test: str) -> bool:
+    """Whether one test passes on the sound part that a module has, and fails on one with a fault."""
+    return _passes_sound(faulty, test) and not passes(faulty, fault, test)
+
+
+@cache
+def _passes_sound(faulty: Path, test: str) -> bool:
+    return passes(faulty, "Sound", test)
+
+
+def passes(faulty: Path, fault: str, test: str) -> bool:
+    """Run one test of the contract in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULT", fault)
+        code = pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", f"{faulty}::TestFaulty::{test}"])
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
+    return code == pytest.ExitCode.OK
