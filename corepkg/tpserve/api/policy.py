@@ -144,10 +144,6 @@ class QueueView(Protocol):
         """How many of those decode: a step that decodes computes one token of each."""
 
     @property
-    def priorities(self) -> Sequence[int]:
-        """The priorities of those that wait, largest first."""
-
-    @property
     def levels(self) -> Sequence[Level]:
         """Those that wait by priority, largest first."""
 

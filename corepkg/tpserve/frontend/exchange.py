@@ -120,7 +120,7 @@ class Exchange:
         self._max_queued = max_queued
         self._max_waiting = min(max_queued + max_running if max_queued else max_requests, max_requests)
         self._metrics = metrics
-        self._pool_metrics = Metrics()
+        self._counts_pool = False
         self._uids = itertools.count(worker << WORKER_BITS)
         self._flights = Flights()
         self._connection: Connection | None = None
@@ -150,13 +150,13 @@ class Exchange:
             logger.warning("sending %d request%s again", len(messages), "" if len(messages) == 1 else "s")
         for message in messages:
             self._post(message.uid, encode(message))
-        self._pool_metrics = self._metrics
+        self._counts_pool = True
         self.closed = ""
 
     def suspend(self, reason: str) -> None:
         """Admit no more requests; those in flight wait for :meth:`open`, but for those that were sent too often."""
         self.closed = reason
-        self._pool_metrics = Metrics()
+        self._counts_pool = False
         self._metrics.cache_usage.value = 0
         for answer in self._flights.take_spent():
             answer.fail(GivenUp(reason))
@@ -257,8 +257,8 @@ class Exchange:
         flights = self._flights
         for started in output.started:
             flights.start(started)
-        if output.pool is not None:
-            self._pool_metrics.take(output.pool)
+        if output.pool is not None and self._counts_pool:
+            self._metrics.take(output.pool)
         for uid, token, text, finish in zip(output.uids, output.tokens, output.texts, output.finished, strict=True):
             answer = flights.get(uid)
             if answer is None:

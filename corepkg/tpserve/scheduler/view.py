@@ -46,11 +46,6 @@ class View:
         return len(self._queues.decoding)
 
     @property
-    def priorities(self) -> Sequence[int]:
-        """The priorities of those that wait, largest first."""
-        return [level.priority for level in self._queues.levels]
-
-    @property
     def levels(self) -> Sequence[Level]:
         """Those that wait by priority, largest first."""
         return self._queues.levels.copy()

@@ -83,11 +83,6 @@ class CountingView:
         return self._state.decoding
 
     @property
-    def priorities(self) -> Sequence[int]:
-        """The priorities of those that wait, largest first."""
-        return [level.priority for level in self.levels]
-
-    @property
     def levels(self) -> Sequence[Level]:
         """Those that wait by priority, largest first."""
         firsts = {request.priority: request for request in reversed(self._state.waiting)}

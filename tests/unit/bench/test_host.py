@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_report_names_the_checkout_it_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "host.py"
     source.write_text("1")

@@ -1,6 +1,6 @@
 """What outputs tell of the KV pool adds up to what has happened to it."""
 
-from tests.unit.scheduler.test_scheduler import Workload
+from tests.unit.scheduler.served import Workload
 
 from tpserve.kv.pool import KvPool
 from tpserve.messages import PoolReport

@@ -68,7 +68,7 @@ def test_priorities_are_seen_apart():
     rank = Rank()
     rank.wait(make(1, priority=2), make(2), make(3, priority=2))
     view = rank.view()
-    assert view.priorities == [2, 0]
+    assert [level.priority for level in view.levels] == [2, 0]
     assert [request.uid for request in view.waiting(2)] == [1, 3]
     assert next(view.waiting(0)).priority == 0
 
