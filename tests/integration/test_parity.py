@@ -1,4 +1,4 @@
-"""Served greedy output equals that of ``transformers``, token for token: alone, in company, over several ranks."""
+"""Greedy output equals that of ``transformers``, token for token: alone, in company, over several ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tpserve import LLM, SamplingParams
 from tpserve.bench.server import serving
 from tpserve.frontend.text import TextCodec
 from tpserve.testing.models import make_model
@@ -36,25 +37,22 @@ LONG = (
 )
 
 
-def greedy(folder: Path, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """The likeliest continuation of each prompt, alone and in float32, past the end of text."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.eval()
-    outputs = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=max_tokens,
-                min_new_tokens=max_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            outputs.append(out[0, len(prompt) :].tolist())
-    return outputs
+class Oracle:
+    """``transformers`` in float32.
+
+    One pass over prompt and output says what is likeliest after each beginning. An output that is exactly that, token
+    by token, is what greedy generation makes: its first token is right, and each next one after right ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model.eval()
+
+    def likeliest(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The likeliest token in the place of each of ``output``, after the prompt and those before it."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
+        return logits.argmax(dim=-1).tolist()
 
 
 def complete(url: str, prompt: list[int]) -> list[int]:
@@ -77,26 +75,33 @@ def complete_together(url: str, prompts: Sequence[list[int]], streams: int = 8) 
         return list(pool.map(lambda prompt: complete(url, prompt), prompts))
 
 
+def assert_greedy(oracle: Oracle, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> None:
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output) == MAX_TOKENS
+        assert output == oracle.likeliest(prompt, output)
+
+
 @pytest.fixture(scope="module")
-def default_model() -> tuple[list[list[int]], list[list[int]]]:
+def default_model() -> tuple[list[list[int]], Oracle]:
     """Prompts for the default model, and what transformers makes of them."""
     folder = resolve_model("").path
     codec = TextCodec.from_folder(folder)
     prompts = [codec.encode(text) for text in (*TEXTS, *LONG)]
     assert len(prompts) >= 12
     assert sum(len(prompt) > 500 for prompt in prompts) >= 2
-    return prompts, greedy(folder, prompts, MAX_TOKENS)
+    return prompts, Oracle(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2, 3])
-def test_the_default_model_says_what_transformers_says(
-    tp: int, default_model: tuple[list[list[int]], list[list[int]]]
-) -> None:
-    prompts, expected = default_model
+def test_the_default_model_says_what_transformers_says(tp: int, default_model: tuple[list[list[int]], Oracle]) -> None:
+    prompts, oracle = default_model
     with serving(["--tp", str(tp), "--transport", "zmq", "--dtype", "float32"]) as url:
-        assert [complete(url, prompt) for prompt in prompts] == expected
-        assert complete_together(url, prompts) == expected
+        alone = [complete(url, prompt) for prompt in prompts]
+        together = complete_together(url, prompts)
+
+    assert_greedy(oracle, prompts, alone)
+    assert together == alone
 
 
 @pytest.mark.slow
@@ -107,7 +112,10 @@ def test_small_models_say_what_transformers_says(architecture: str, tp: int, tmp
     prompts = [
         [(7 * i * i + 3 * n) % 300 + 3 for i in range(length)] for n, length in enumerate((1, 5, 17, 64, 130, 600))
     ]
-    expected = greedy(folder, prompts, MAX_TOKENS)
-    with serving([str(folder), "--tp", str(tp), "--transport", "zmq", "--dtype", "float32"]) as url:
-        assert [complete(url, prompt) for prompt in prompts[:2]] == expected[:2]
-        assert complete_together(url, prompts) == expected
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    with LLM(folder, tp=tp, transport="zmq", dtype="float32") as llm:
+        alone = [each.token_ids for prompt in prompts[:2] for each in llm.generate([prompt], greedy)]
+        together = [each.token_ids for each in llm.generate(prompts, greedy)]
+
+    assert_greedy(Oracle(folder), prompts, together)
+    assert together[:2] == alone
