@@ -124,9 +124,17 @@ class Meeting:
                 peer.sendall(TOKEN)
 
     def _await_tokens(self, deadline: float) -> None:
-        for rank, peer in self._peers.items():
-            with _noticing(rank):
-                _receive(peer, len(TOKEN), deadline, f"rank {rank} did not come to the barrier")
+        readable = select.poll()
+        for peer in self._peers.values():
+            readable.register(peer, select.POLLIN)
+        missing = dict(self._peers)
+        while missing:
+            late = f"rank {min(missing)} did not come to the barrier"
+            for descriptor in _ready(readable, deadline, late):
+                rank = self._ranks[descriptor]
+                with _noticing(rank):
+                    _receive(missing.pop(rank), len(TOKEN), deadline, f"rank {rank} did not come to the barrier")
+                readable.unregister(descriptor)
 
 
 @contextmanager
@@ -182,9 +190,16 @@ def _within(deadline: float, end: socket.socket, late: str) -> socket.socket:
     """Wait until there is something to read."""
     readable = select.poll()
     readable.register(end, select.POLLIN)
-    if not readable.poll(1000 * min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)):
-        raise DeadlineExceeded(late)
+    _ready(readable, deadline, late)
     return end
+
+
+def _ready(readable: select.poll, deadline: float, late: str) -> list[int]:
+    """Wait for the first descriptors that can be read."""
+    ready = readable.poll(1000 * min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT))
+    if not ready:
+        raise DeadlineExceeded(late)
+    return [descriptor for descriptor, _ in ready]
 
 
 @contextmanager

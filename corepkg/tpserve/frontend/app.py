@@ -25,6 +25,9 @@ __all__ = ["MAX_BODY", "build_app"]
 MAX_BODY = 16 << 20
 """Bytes of a request's body; more is refused with 413."""
 
+PATIENCE = 4
+"""How many times as much of a longer body is read, and dropped, before the connection is closed on its sender."""
+
 GENERATES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is wrong; `error.param` names the field."},
     429: {"description": "Too many requests wait; Retry-After says when to try again."},
@@ -112,10 +115,18 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:
+                await self._hear_out(message, receive)
                 raise HTTPException(413, f"the body is longer than {self._limit} bytes", {"Connection": "close"})
             return message
 
         await self._app(scope, counted, send)
+
+    async def _hear_out(self, message: Message, receive: Receive) -> None:
+        """Drop the rest of a body, within reason: a client that still sends when it is hung up on sees no answer."""
+        size = 0
+        while message.get("more_body") and size < PATIENCE * self._limit:
+            message = await receive()
+            size += len(message.get("body", b""))
 
 
 def _unknown_model(name: str) -> RequestError:

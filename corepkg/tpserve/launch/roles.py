@@ -164,7 +164,7 @@ def _on_sigterm(stop: Callable[[], None]) -> None:
 
 def _chosen(composition: Composition) -> dict[str, str]:
     """The name of each part, for /metrics."""
-    kinds = ("transport", "sync", "policy", "attention", "comm")
+    kinds = ("transport", "pipes", "sync", "policy", "attention", "ops", "comm")
     parts = {kind: getattr(composition, kind) for kind in kinds}
     return {kind: part.name if part else "none" for kind, part in parts.items()}
 

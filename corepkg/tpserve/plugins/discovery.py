@@ -18,7 +18,7 @@ __all__ = ["AVAILABLE", "NAME", "RESERVED", "Entry", "Status", "discover"]
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 """The form of a plugin's name."""
 
-RESERVED = ("auto",)
+RESERVED = ("ancestor", "auto")
 """Words that mean something else where a plugin is chosen."""
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

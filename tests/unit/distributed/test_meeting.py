@@ -90,6 +90,16 @@ def test_a_barrier_tells_who_has_gone(meeting):
         waiting.result()
 
 
+def test_a_barrier_does_not_wait_for_one_to_see_that_another_has_gone(meeting):
+    leader, first, second = met(meeting)
+    second.close()
+    with pytest.raises(PeerLost, match="rank 2"):
+        leader.barrier(soon())
+    assert leader.lost() == 2
+    first.close()
+    leader.close()
+
+
 def test_a_leader_that_gives_up_is_an_error_at_those_who_came(meeting):
     leader, first = meeting(0), meeting(1)
     coming = Task(first.follow, 0, soon())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from itertools import repeat
 from typing import Any
 
@@ -287,6 +288,13 @@ def test_json_must_say_that_it_is_json(client: httpx.Client) -> None:
     response = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"})
     assert response.status_code == 400
     assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_client_that_sends_all_of_a_body_that_is_too_long_sees_the_answer(client: httpx.Client) -> None:
+    connection = HTTPConnection(client.base_url.host, client.base_url.port or 80)
+    connection.request("POST", "/v1/completions", b" " * (3 * MAX_BODY), JSON)
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
