@@ -95,7 +95,9 @@ def test_the_types_hold(environment: Environment, tmp_path: Path) -> None:
     for kind, package in environment.packages.items():
         shutil.copy(package / "tests" / "test_contract.py", tmp_path / f"test_{kind}.py")
     sources = [package / "src" for package in environment.packages.values()]
-    run(sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache", *sources, ".", cwd=tmp_path)
+    # torch's own types take four times as long to read as all the rest.
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-torch.*]\nfollow_imports = skip\n")
+    run(sys.executable, "-m", "mypy", "--cache-dir", ".cache", *sources, ".", cwd=tmp_path)
 
 
 def test_a_new_package_can_be_checked(environment: Environment, tmp_path: Path) -> None:
