@@ -75,8 +75,9 @@ def test_zmq_against_nng(bench: Any, tmp_path: Path, runtime: Path) -> None:
         ["--arrival", "poisson", "--rate", "2000", "--messages", "2"],
         ["--arrival", "burst", "--rate", "5000", "--messages", "8"],
         ["--arrival", "trace", "--trace", "trace.jsonl"],
+        ["--step", "500", "--messages", "0"],
     ],
-    ids=["free", "poisson", "burst", "trace"],
+    ids=["free", "poisson", "burst", "trace", "steps"],
 )
 def test_every_pace(bench: Any, tmp_path: Path, flags: list[str]) -> None:
     lines = [msgspec.json.encode({"at": 0.002 * index, "size": 64 + 40 * index}) for index in range(40)]

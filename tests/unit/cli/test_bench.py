@@ -47,6 +47,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --b zmq", "hint: Give one of them another name with name="),
         ("--a zmq --gap 10 --arrival poisson", "error: --gap lies between paced rounds"),
         ("--a zmq --gap 10 --free-running", "error: --gap lies between paced rounds"),
+        ("--a zmq --step 10 --free-running", "error: --step lies between paced rounds"),
         ("--a zmq --rate 1000", "error: --rate is that of messages that arrive by themselves"),
         ("--a zmq --rate 1000 --arrival trace --trace x", "error: --rate is that of messages that arrive"),
         ("--a zmq --trace x", "error: --trace says when messages arrive by themselves"),

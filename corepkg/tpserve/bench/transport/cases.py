@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -34,18 +35,26 @@ class Load(msgspec.Struct, frozen=True):
             ``trace``.
         rate: messages a second that arrive on average.
         gap: microseconds between paced rounds, for ranks to fall asleep in.
+        step: microseconds that every rank computes between paced rounds.
         trace: the file of a trace.
     """
 
     pace: Pace = "paced"
     rate: float = 1000.0
     gap: float = 0.0
+    step: float = 0.0
     trace: Path | None = None
 
     @property
     def is_timed(self) -> bool:
         """Messages arrive by themselves, so that a round may hold any number of them."""
         return self.pace in ("poisson", "burst", "trace")
+
+    def compute(self) -> None:
+        """Keep this rank's core busy for the time of a step."""
+        until = time.monotonic_ns() + 1000 * self.step
+        while time.monotonic_ns() < until:
+            pass
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ class Feeder:
             self._board.await_others(time.monotonic() + self._patience)
             if self._load.gap:
                 time.sleep(self._load.gap / 1e6)
+            self._load.compute()
         self.feed.offer(frames)
 
     def after_round(self) -> None:

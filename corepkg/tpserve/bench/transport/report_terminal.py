@@ -41,7 +41,8 @@ def say_load(load: Load) -> str:
     """A load in words."""
     match load.pace:
         case "paced":
-            return "paced rounds" + (f" {load.gap:g} µs apart" if load.gap else "")
+            apart = f" {load.gap:g} µs apart" if load.gap else ""
+            return "paced rounds" + apart + (f" after steps of {load.step:g} µs" if load.step else "")
         case "free":
             return "free-running rounds"
         case "poisson":

@@ -76,6 +76,8 @@ class _Rank:
         while done < goal:
             if feeder:
                 feeder.before_round()
+            else:
+                load.compute()
             meter.enter()
             received = self._source.receive(block=case.messages > 0)
             meter.leave()

@@ -46,6 +46,9 @@ def transport(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each case in a block; fewer of large ones.")] = 1000,
     warm_up: Annotated[int, typer.Option(min=0, help="Rounds before each case that do not count.")] = 50,
     gap: Annotated[float, typer.Option(min=0, help="Microseconds between paced rounds: ranks fall asleep.")] = 0,
+    step: Annotated[
+        float, typer.Option(min=0, help="Microseconds that every rank computes between paced rounds, as a server does.")
+    ] = 0,
     free_running: Annotated[
         bool, typer.Option("--free-running", help="The leader waits for nobody: what goes through?")
     ] = False,
@@ -90,14 +93,15 @@ def transport(
     texts = [*named, *(text for text in crossed if text not in named)]
     if arrival and free_running:
         raise ConfigError("--arrival and --free-running are two different paces", "Leave one of them out")
-    if gap and (arrival or free_running):
-        raise ConfigError("--gap lies between paced rounds", "Leave it out, or --arrival and --free-running")
+    for flag, time in (("--gap", gap), ("--step", step)):
+        if time and (arrival or free_running):
+            raise ConfigError(f"{flag} lies between paced rounds", "Leave it out, or --arrival and --free-running")
     if rate is not None and arrival not in ("poisson", "burst"):
         raise ConfigError("--rate is that of messages that arrive by themselves", "Add --arrival poisson or burst")
     if trace is not None and arrival != "trace":
         raise ConfigError("--trace says when messages arrive by themselves", "Add --arrival trace")
     pace = arrival or ("free" if free_running else "paced")
-    load = Load(pace=pace, rate=RATE if rate is None else rate, gap=gap, trace=trace and trace.resolve())
+    load = Load(pace=pace, rate=RATE if rate is None else rate, gap=gap, step=step, trace=trace and trace.resolve())
     if not texts:
         raise ConfigError("there is nothing to compare", "Write --a ARM --b ARM or --matrix AXIS AXIS")
     cases = make_cases(load, read_numbers(messages, "--messages"), read_sizes(size), rounds)
