@@ -18,7 +18,7 @@ install: $(INSTALLED)  ## make .venv with the whole workspace, editable, and get
 $(INSTALLED): pyproject.toml constraints-cpu.txt $(PACKAGES:=/pyproject.toml)
 	test -x $(BIN)/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-cpu.txt -e '.[dev]' $(addprefix -e ,$(PACKAGES))
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints-cpu.txt -e '.[dev]' $(addprefix -e ,$(PACKAGES))
 	$(BIN)/tpserve model get
 	@touch $@
 
