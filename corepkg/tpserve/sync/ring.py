@@ -40,6 +40,7 @@ class Ring:
 
     def __init__(self, descriptor: int, readers: int) -> None:
         self._readers = readers
+        self._room = 0  # how many announcements may be published, by what readers had taken when last asked
         self._memory = mmap.mmap(descriptor, _size(readers))
         self._words = memoryview(self._memory).cast("Q")
         self._published = ctypes.c_uint32.from_buffer(self._memory, PUBLISHED)
@@ -54,8 +55,10 @@ class Ring:
 
     def is_full(self) -> bool:
         """Whether the slowest reader has all slots still before it."""
-        taken = min(self._words[WORDS * (1 + reader)] for reader in range(self._readers))
-        return self._words[PUBLISHED] - taken >= SLOTS
+        if self._words[PUBLISHED] >= self._room:
+            taken = min(self._words[WORDS * (1 + reader)] for reader in range(self._readers))
+            self._room = taken + SLOTS
+        return self._words[PUBLISHED] >= self._room
 
     def write(self, announcement: Announcement) -> None:
         """Publish the next announcement; only while the ring is not full. Readers that sleep need :meth:`wake`."""

@@ -69,6 +69,9 @@ class ShmSync(Sync):
         fanout = self.context.fanout
         assert isinstance(fanout, FanoutSender), "only the leader sends rounds"
         self._publish(announcement, deadline)
+        if not frames:
+            self._wake()
+            return
         if sum(map(len, frames)) > LITTLE:
             self._wake()
         try:
