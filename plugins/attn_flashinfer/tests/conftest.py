@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
@@ -58,7 +59,9 @@ class Decode(Prefill):
         super().__init__(workspace, backend=backend)
         assert use_cuda_graph
         assert buffers["use_tensor_cores"]
-        starts, pages, last_lens = (buffers[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len"))
+        starts, pages, last_lens = (
+            buffers[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len")
+        )
         self.tensors = [torch.arange(len(starts)), starts, pages, last_lens]
 
     def plan(self, starts: Any, pages: Any, last_lens: Any, *sizes: int, **formula: Any) -> None:  # type: ignore[override]
@@ -97,7 +100,7 @@ if importlib.util.find_spec("flashinfer") is None:
     with_it = imitation()
     sys.modules.update(with_it)
     try:
-        import tpserve_attn_flashinfer.attention
+        importlib.import_module("tpserve_attn_flashinfer.attention")
     finally:
         for name in with_it:
             del sys.modules[name]
