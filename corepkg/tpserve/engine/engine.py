@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tpserve.api import Attention, Comm, Ops
+from tpserve.engine.decode import DecodeSteps, Record
 from tpserve.engine.inputs import Draws, make_inputs
 from tpserve.engine.state import DeviceState
 from tpserve.models.decoder import Decoder, LayerCache
@@ -40,7 +43,7 @@ class ModelEngine:
         decoder: this rank's share of the model.
         attention: the backend that the decoder runs.
         ops: draws the tokens.
-        caches: the KV pool, by layer.
+        caches: the KV pool, by layer, with a page more than ``limits`` says.
         comm: closed with the engine; None for one rank.
         device: where all tensors are.
     """
@@ -62,11 +65,21 @@ class ModelEngine:
         self._caches = caches
         self._comm = comm
         self._state = DeviceState(limits, device)
+        self._decode: DecodeSteps | None = None
 
     @property
     def limits(self) -> EngineLimits:
         """What this engine has."""
         return self._limits
+
+    @torch.inference_mode()
+    def record(self, sizes: Sequence[int], record: Record) -> None:
+        """Record decode steps of these batch sizes, rising; later steps that fit into one are replayed.
+
+        Raises:
+            TransportError: another rank failed.
+        """
+        self._decode = DecodeSteps(self._decoder, self._attention, self._ops, self._state, self._caches, sizes, record)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Pending:
@@ -76,6 +89,8 @@ class ModelEngine:
             TransportError: another rank failed.
         """
         self._state.apply(step)
+        if self._decode is not None and self._decode.takes(step):
+            return Launched(self._decode.launch(step))
         inputs = make_inputs(step, self._state, self._limits.page_size)
         self._attention.plan(inputs.attention)
         hidden = self._decoder.forward(inputs.tokens, inputs.positions, inputs.cache_slots, self._caches)
@@ -87,6 +102,7 @@ class ModelEngine:
         """Leave the tensor group and let go of the pool. May be called twice."""
         if self._comm is not None:
             self._comm.close()
+        self._decode = None
         self._caches.clear()
 
     def _draw(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:

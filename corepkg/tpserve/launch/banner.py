@@ -43,6 +43,7 @@ def describe(plan: Plan) -> list[Row]:
         ("device", ", ".join(dict.fromkeys(place.device for place in composition.places)), composition.device.reason),
         ("dtype", composition.dtype, composition.dtype_reason),
         *_limits(plan.config, model),
+        ("CUDA graphs", "yes" if composition.cuda_graph else "no", composition.cuda_graph_reason),
         ("step", f"{composition.step_tokens:,} tokens", composition.step_reason),
         ("threads", str(composition.places[0].threads), _cores(composition)),
     ]

@@ -16,7 +16,15 @@ from tpserve.config import AUTO, ServeConfig
 from tpserve.distributed.partition import Partition
 from tpserve.errors import PluginError, UnavailablePlugin, UnsupportedByPlugin
 from tpserve.launch.affinity import Place, place_ranks
-from tpserve.launch.checks import anything, check_attention, check_comm, check_fanout, check_ops, check_pipes
+from tpserve.launch.checks import (
+    anything,
+    can_be_recorded,
+    check_attention,
+    check_comm,
+    check_fanout,
+    check_ops,
+    check_pipes,
+)
 from tpserve.launch.devices import Accelerators, Device, choose_device
 from tpserve.models.config import ModelConfig
 from tpserve.plugins.registry import Registry
@@ -31,7 +39,7 @@ KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
-CUDA_STEP_TOKENS = 8192
+CUDA_STEP_TOKENS = 16384
 CPU_STEP_TOKENS = (128, 1024)
 """The most tokens of a step unless ``max_step_tokens`` says otherwise; on the CPU the least and the most of that."""
 
@@ -81,6 +89,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         places: where each rank runs.
         step_tokens: the most tokens that one step computes.
         step_reason: why so many.
+        cuda_graph: whether decode steps are replayed from CUDA graphs.
+        cuda_graph_reason: why, or why not.
     """
 
     transport: Part | None
@@ -97,6 +107,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     places: list[Place]
     step_tokens: int
     step_reason: str
+    cuda_graph: bool
+    cuda_graph_reason: str
 
 
 def resolve(
@@ -129,14 +141,18 @@ def resolve(
     chooser = _Chooser(registry, config)
     fits_transport = partial(check_fanout, several or not offline)
     transport = chooser.choose_if(several, "transport", config.transport, TRANSPORTS, fits_transport)
+    attention = chooser.choose("attention", config.attn, kernels, fits_attention)
+    ops = chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype))
+    comm = chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
+    cuda_graph, cuda_graph_reason = _cuda_graph(config, device, registry, [attention, ops, comm])
     return Composition(
         transport=transport,
         pipes=None if offline else _pipes(chooser, config, transport),
         sync=chooser.choose_if(several, "sync", config.sync, SYNCS, anything),
         policy=chooser.choose("policy", config.policy, POLICIES, anything),
-        attention=chooser.choose("attention", config.attn, kernels, fits_attention),
-        ops=chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype)),
-        comm=chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device)),
+        attention=attention,
+        ops=ops,
+        comm=comm,
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
@@ -144,6 +160,8 @@ def resolve(
         places=place_ranks(config, device.type),
         step_tokens=step_tokens,
         step_reason=step_reason,
+        cuda_graph=cuda_graph,
+        cuda_graph_reason=cuda_graph_reason,
     )
 
 
@@ -244,3 +262,17 @@ def _step_tokens(config: ServeConfig, model: ModelConfig, device: Device) -> tup
     weights = model.layers * model.hidden * (heads + 3 * model.intermediate)
     power_of_two = 1 << int(CPU_STEP_WORK / weights).bit_length() >> 1
     return min(max(power_of_two, least), most), "auto: about a second on the CPU"
+
+
+def _cuda_graph(
+    config: ServeConfig, device: Device, registry: Registry, parts: Sequence[Part | None]
+) -> tuple[bool, str]:
+    if device.type != "cuda":
+        return False, "not on CUDA"
+    if not config.cuda_graph:
+        return False, "asked for"
+    specs = [registry.load(part.kind, part.name, probe=False).spec for part in parts if part]
+    without = [f"{spec.kind}.{spec.name}" for spec in specs if not can_be_recorded(spec)]
+    if without:
+        return False, f"a graph cannot hold {', '.join(without)}"
+    return True, "all kernels can be recorded"

@@ -117,7 +117,7 @@ def tpserve_ops() -> list[OpsSpec]:
             name="torch",
             summary="the reference, in torch operators, for any device",
             factory="tpserve.ops.reference:TorchOps",
-            capabilities=OpsCapabilities(devices=("cpu", "cuda")),
+            capabilities=OpsCapabilities(devices=("cpu", "cuda"), cuda_graph=True),
         )
     ]
 
