@@ -1,8 +1,8 @@
 """The ``nccl`` comm: for ranks of one host with a GPU each. Operations are kernels, and CUDA graphs can hold them.
 
-An operation returns when it has been launched. What waits for a rank that has gone, or stands still, is the device; a
-call that waits for the device would not return then. So a thread watches, and aborts NCCL's kernels. What they leave
-behind is not to be believed: :meth:`NcclComm.wait` says so.
+An operation returns when it has been launched. What waits for a rank that has gone, or stands still, is the device, or
+NCCL itself where ranks have to connect first; no call that waits for them would return then. So a thread watches, and
+aborts NCCL's kernels. What they leave behind is not to be believed: :meth:`NcclComm.wait` says so.
 """
 
 from __future__ import annotations
@@ -87,9 +87,8 @@ class NcclComm(Comm):
 
     def wait(self, event: torch.cuda.Event) -> None:
         """Wait until the device has come to ``event``."""
-        self._waiting_since = time.monotonic()
-        event.synchronize()
-        self._waiting_since = None
+        with self._waiting():
+            event.synchronize()
         if self._aborted:
             raise self._error("wait")
 
@@ -130,9 +129,19 @@ class NcclComm(Comm):
         if self._failure is not None:
             raise self._error(name)
         try:
-            yield self._nccl
+            with self._waiting():
+                yield self._nccl
         except NcclError as error:
-            raise PeerLost(f"{self._place}, {name}: {error}") from error
+            raise (self._error(name) if self._failure else PeerLost(f"{self._place}, {name}: {error}")) from error
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """This may last for ever; the watcher shall know since when."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
 
     def _error(self, name: str) -> DeadlineExceeded | PeerLost:
         assert self._failure is not None
@@ -160,7 +169,7 @@ class NcclComm(Comm):
         if lost is not None:
             return PeerLost(f"rank {lost} has gone")
         if since is not None and time.monotonic() > since + self.context.timeout:
-            return DeadlineExceeded(f"the device is silent for {self.context.timeout:g} s, as if it waits for a rank")
+            return DeadlineExceeded(f"a rank is silent for {self.context.timeout:g} s, or the device")
         return None
 
 

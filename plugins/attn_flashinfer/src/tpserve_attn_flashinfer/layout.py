@@ -57,7 +57,7 @@ def parts_of(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         for each sequence, and for places behind all of them.
     """
     sequences = (len(packed) - 2) // 3
-    starts, last_lens, bases = packed.split([sequences + 1, sequences, sequences + 1])
+    starts, last_lens, bases = torch.split(packed, [sequences + 1, sequences, sequences + 1])
     return starts, last_lens, bases
 
 
