@@ -17,8 +17,11 @@ from tpserve.step import Sequence as Stretch
 
 __all__ = ["rehearsal", "rehearse", "rehearsal_pages"]
 
-ROUNDS = 3
-"""Tokens that each row of a rehearsal decodes."""
+FEW = (1, 2)
+"""Rows for which there may be other kernels than for many."""
+
+ROUNDS = 3 + len(FEW)
+"""Tokens that a row of a rehearsal draws, at the most."""
 
 GRAPH_BYTES = 4 << 20
 """What another graph takes that finds its tensors' memory in the shared pool: a description of each kernel."""
@@ -31,7 +34,7 @@ def rehearsal_pages(limits: EngineLimits, tokens: int) -> int:
 
 
 def rehearsal(limits: EngineLimits, tokens: int) -> list[Step]:
-    """The largest step there can be; one that mixes prompts and decoding; one that only decodes, and filters."""
+    """The largest step there can be; one that mixes prompts and decoding; decoding of many rows, and of few."""
     rows, length = _rows(limits, tokens)
     each = _pages(limits, length)
     texts = [TokenWrite(row, 0, [0] * length) for row in range(rows)]
@@ -40,13 +43,20 @@ def rehearsal(limits: EngineLimits, tokens: int) -> list[Step]:
         [SlotParams(row, *how, seed=row) for row in range(rows)]
         for how in ((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 50, 0.9, 0.01))
     )
+    known = [length] * rows
+
+    def decode(chosen: range) -> list[Stretch]:
+        for row in chosen:
+            known[row] += 1
+        return [Stretch(row, known[row] - 1, known[row], sample=True) for row in chosen]
+
     prompts = [Stretch(row, 0, length, sample=True) for row in range(rows)]
-    first, second = ([Stretch(row, at, at + 1, sample=True) for row in range(rows)] for at in (length, length + 1))
     half = rows // 2
     return [
         Step(prompts, texts, pages, greedy),
-        Step([*first[:half], *prompts[half:]], texts[half:], pages[half:], drawing),
-        Step([*second[:half], *first[half:]], params=filtering),
+        Step([*decode(range(half)), *prompts[half:]], texts[half:], pages[half:], drawing),
+        Step(decode(range(rows)), params=filtering),
+        *[Step(decode(range(few))) for few in FEW if few <= rows],
     ]
 
 

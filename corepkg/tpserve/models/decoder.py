@@ -21,7 +21,7 @@ LayerCache = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer; ``o`` and ``down`` give partial sums over the ranks."""
+    """The weights of one layer; ``gate_up`` activates too, ``o`` and ``down`` give partial sums over the ranks."""
 
     qkv: Linear
     q_norm: torch.Tensor | None
@@ -96,7 +96,7 @@ class Decoder:
             q = ops.rotate_and_store(qkv, cos_sin, k_cache, v_cache, cache_slots, layer.q_norm, layer.k_norm, eps)
             x = self._sum(layer.o(self._attention.run(q, k_cache, v_cache).flatten(1)))
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = self._sum(layer.down(ops.silu_and_mul(layer.gate_up(x))))
+            x = self._sum(layer.down(layer.gate_up(x)))
             x, residual = ops.add_rms_norm(x, residual, layer.next_norm, eps)
         return x
 
@@ -124,17 +124,17 @@ def _take_layer(weights: dict[str, torch.Tensor], number: int, config: ModelConf
     prefix = f"layers.{number}"
     last = number == config.layers - 1
 
-    def linear(name: str) -> Linear:
+    def taken(name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         # Only rank 0 has the biases of partial sums.
-        return ops.linear(weights.pop(f"{prefix}.{name}.weight"), weights.pop(f"{prefix}.{name}.bias", None))
+        return weights.pop(f"{prefix}.{name}.weight"), weights.pop(f"{prefix}.{name}.bias", None)
 
     return Layer(
-        qkv=linear("attn.qkv"),
+        qkv=ops.linear(*taken("attn.qkv")),
         q_norm=weights.pop(f"{prefix}.attn.q_norm.weight") if config.qk_norm else None,
         k_norm=weights.pop(f"{prefix}.attn.k_norm.weight") if config.qk_norm else None,
-        o=linear("attn.o"),
+        o=ops.linear(*taken("attn.o")),
         mlp_norm=weights.pop(f"{prefix}.mlp_norm.weight"),
-        gate_up=linear("mlp.gate_up"),
-        down=linear("mlp.down"),
+        gate_up=ops.gated_linear(*taken("mlp.gate_up")),
+        down=ops.linear(*taken("mlp.down")),
         next_norm=weights.pop("norm.weight" if last else f"layers.{number + 1}.attn_norm.weight"),
     )

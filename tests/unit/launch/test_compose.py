@@ -276,6 +276,36 @@ def test_dtype(settings: dict[str, Any], model: ModelConfig, accelerators: Accel
     assert composed(accelerators, model=model, **settings).dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "settings", "accelerators", "expected"),
+    [
+        ({}, {}, NONE, (False, "not on CUDA")),
+        ({}, {"cuda_graph": False}, TWO, (False, "asked for")),
+        ({}, {}, TWO, (False, "a graph cannot hold attention.picky, ops.picky")),
+        ({"attention": "cuda_graph=True"}, {}, TWO, (False, "a graph cannot hold ops.picky")),
+        ({"attention": "cuda_graph=True"}, {"ops": "torch"}, TWO, (True, "all kernels can be recorded")),
+        (
+            {"attention": "cuda_graph=True", "ops": "cuda_graph=True"},
+            {"tp": 2, "comm": "picky"},
+            TWO,
+            (False, "a graph cannot hold comm.picky"),
+        ),
+        (dict.fromkeys(("attention", "ops", "comm"), "cuda_graph=True"), {"tp": 2, "comm": "picky"}, TWO, (True, None)),
+    ],
+)
+def test_graphs_hold_what_all_parts_allow(
+    capabilities: dict[str, str],
+    settings: dict[str, Any],
+    accelerators: Accelerators,
+    expected: tuple[bool, str | None],
+    site: Any,
+) -> None:
+    add_picky(site, **capabilities)
+    found = composed(accelerators, **{"attn": "picky", "ops": "picky", **settings})
+    assert found.cuda_graph == expected[0]
+    assert expected[1] in (None, found.cuda_graph_reason)
+
+
 def test_device() -> None:
     assert choose_device("auto", 2, TWO).type == "cuda"
     assert choose_device("cpu", 1, TWO).type == "cpu"
@@ -297,7 +327,7 @@ def test_a_part_is_loaded_with_its_options_bound() -> None:
         (3000, {}, NONE, 128, "auto: about a second on the CPU"),
         (300_000, {}, NONE, 128, "auto: about a second on the CPU"),
         (30, {"max_step_tokens": 8192}, NONE, 8192, "asked for"),
-        (30, {}, TWO, 8192, "auto: on CUDA"),
+        (30, {}, TWO, 16384, "auto: on CUDA"),
     ],
 )
 def test_a_step_on_the_cpu_is_short_enough_to_wait_for(

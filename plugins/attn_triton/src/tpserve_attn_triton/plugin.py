@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpserve.api import AttentionCapabilities, AttentionSpec, hookimpl
+from tpserve.api import AttentionCapabilities, AttentionSpec, OpsCapabilities, OpsSpec, hookimpl
 
 TPSERVE_API = 1
 
@@ -25,6 +25,26 @@ def tpserve_attentions() -> list[AttentionSpec]:
                 cuda_graph=True,
                 sliding_window=True,
                 soft_cap=True,
+            ),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_ops() -> list[OpsSpec]:
+    """Triton's kernels."""
+    return [
+        OpsSpec(
+            name="triton",
+            summary="fused steps and sampling written in Triton, for CUDA devices",
+            factory="tpserve_attn_triton.ops:TritonOps",
+            requires=("triton>=3.6",),
+            probe="tpserve_attn_triton.plugin:probe",
+            capabilities=OpsCapabilities(
+                devices=("cuda",),
+                dtypes=("float32", "float16", "bfloat16"),
+                min_sm=80,
+                cuda_graph=True,
             ),
         )
     ]
