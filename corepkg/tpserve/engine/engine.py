@@ -17,10 +17,16 @@ __all__ = ["Launched", "ModelEngine"]
 
 
 class Launched:
-    """A step that has been given to the device."""
+    """A step that has been given to the device.
 
-    def __init__(self, drawn: torch.Tensor) -> None:
+    Args:
+        drawn: its tokens, int64 ``[n]``.
+        comm: what other ranks take part in it by; None for one rank.
+    """
+
+    def __init__(self, drawn: torch.Tensor, comm: Comm | None) -> None:
         self._drawn = drawn
+        self._comm = comm
         self._copied: torch.cuda.Event | None = None
         if drawn.is_cuda:
             self._drawn = drawn.to("cpu", non_blocking=True)
@@ -28,9 +34,16 @@ class Launched:
             self._copied.record()
 
     def tokens(self) -> list[int]:
-        """Wait for the step; the token drawn for each sequence with ``sample``, in batch order."""
+        """Wait for the step; the token drawn for each sequence with ``sample``, in batch order.
+
+        Raises:
+            TransportError: another rank failed.
+        """
         if self._copied is not None:
-            self._copied.synchronize()
+            if self._comm is None:
+                self._copied.synchronize()
+            else:
+                self._comm.wait(self._copied)
         tokens: list[int] = self._drawn.tolist()
         return tokens
 
@@ -90,19 +103,19 @@ class ModelEngine:
         """
         self._state.apply(step)
         if self._decode is not None and self._decode.takes(step):
-            return Launched(self._decode.launch(step))
+            return Launched(self._decode.launch(step), self._comm)
         inputs = make_inputs(step, self._state, self._limits.page_size)
         self._attention.plan(inputs.attention)
         hidden = self._decoder.forward(inputs.tokens, inputs.positions, inputs.cache_slots, self._caches)
         if inputs.draws is None:
-            return Launched(torch.empty(0, dtype=torch.int64))
-        return Launched(self._draw(hidden, inputs.draws))
+            return Launched(torch.empty(0, dtype=torch.int64), self._comm)
+        return Launched(self._draw(hidden, inputs.draws), self._comm)
 
     def close(self) -> None:
         """Leave the tensor group and let go of the pool. May be called twice."""
+        self._decode = None  # a comm is closed when no graph holds it any more
         if self._comm is not None:
             self._comm.close()
-        self._decode = None
         self._caches.clear()
 
     def _draw(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:

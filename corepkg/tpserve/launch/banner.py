@@ -32,6 +32,7 @@ def describe(plan: Plan) -> list[Row]:
         ("sync", composition.sync, "one rank announces nothing"),
         ("policy", composition.policy, ""),
         ("attention", composition.attention, ""),
+        *([("decode", composition.decode_attention, "")] if composition.decode_attention else []),
         ("ops", composition.ops, ""),
         ("comm", composition.comm, "one rank has nobody to combine with"),
     ]

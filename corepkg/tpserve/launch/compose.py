@@ -14,7 +14,7 @@ import msgspec
 from tpserve.api import Spec
 from tpserve.config import AUTO, ServeConfig
 from tpserve.distributed.partition import Partition
-from tpserve.errors import PluginError, UnavailablePlugin, UnsupportedByPlugin
+from tpserve.errors import ConfigError, PluginError, UnavailablePlugin, UnsupportedByPlugin
 from tpserve.launch.affinity import Place, place_ranks
 from tpserve.launch.checks import (
     anything,
@@ -35,7 +35,7 @@ __all__ = ["Composition", "Part", "load_part", "resolve"]
 TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
-KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
+KERNELS = {"cuda": ("triton", "flashinfer", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
@@ -80,6 +80,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         sync: announces rounds; None with one rank.
         policy: decides what runs next.
         attention: attention kernels.
+        decode_attention: those for sequences with one new token, if they are others.
         ops: the fused steps and the sampler.
         comm: combines tensors; None with one rank.
         device: what is computed on.
@@ -98,6 +99,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     sync: Part | None
     policy: Part
     attention: Part
+    decode_attention: Part | None = None
     ops: Part
     comm: Part | None
     device: Device
@@ -127,7 +129,7 @@ def resolve(
         UnsupportedByPlugin: a part that was asked for cannot do what it must.
         UnavailablePlugin, UnknownPlugin, PluginConflict, PluginError: a part that was asked for cannot be used, or none
             that auto knows can.
-        ConfigError: options that a part does not have, or an affinity that is not understood.
+        ConfigError: options that a part does not have, or an affinity or attention that is not understood.
         ModelError: the model cannot be split over so many ranks.
         LaunchError: there are too few devices.
     """
@@ -141,16 +143,17 @@ def resolve(
     chooser = _Chooser(registry, config)
     fits_transport = partial(check_fanout, several or not offline)
     transport = chooser.choose_if(several, "transport", config.transport, TRANSPORTS, fits_transport)
-    attention = chooser.choose("attention", config.attn, kernels, fits_attention)
+    attention, decode_attention = _attention(chooser, config, kernels, fits_attention)
     ops = chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype))
     comm = chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
-    cuda_graph, cuda_graph_reason = _cuda_graph(config, device, registry, [attention, ops, comm])
+    cuda_graph, cuda_graph_reason = _cuda_graph(config, device, registry, [decode_attention or attention, ops, comm])
     return Composition(
         transport=transport,
         pipes=None if offline else _pipes(chooser, config, transport),
         sync=chooser.choose_if(several, "sync", config.sync, SYNCS, anything),
         policy=chooser.choose("policy", config.policy, POLICIES, anything),
         attention=attention,
+        decode_attention=decode_attention,
         ops=ops,
         comm=comm,
         device=device,
@@ -234,6 +237,22 @@ def _pipes(chooser: _Chooser, config: ServeConfig, transport: Part | None) -> Pa
         part = chooser.choose("transport", AUTO, TRANSPORTS, check_pipes, general=False)
         return msgspec.structs.replace(part, reason=f"{part.reason}; {error.message}")
     return msgspec.structs.replace(part, reason="as the transport") if transport else part
+
+
+def _attention(
+    chooser: _Chooser, config: ServeConfig, candidates: Sequence[str], check: Check
+) -> tuple[Part, Part | None]:
+    """One backend for all sequences, or one for those with several new tokens and one for those with one."""
+    names = config.attn.split(",")
+    if len(names) == 1:
+        return chooser.choose("attention", config.attn, candidates, check), None
+    if len(names) > 2 or not all(names):
+        raise ConfigError(f"attn is {config.attn!r}", "Write one backend, or two as PREFILL,DECODE")
+    try:
+        prefill = chooser.choose("attention", names[0], candidates, check)
+        return prefill, chooser.choose("attention", names[1], candidates, check, general=False)
+    except PluginError as error:
+        raise type(error)(f"attn is {config.attn!r}: {error.message}", error.hint) from error
 
 
 def _auto_reason(candidates: Sequence[str], passed: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ from typing import Self
 
 import msgspec
 
-from tpserve.api import Comm, CommContext, FanoutSender, PipeReceiver
-from tpserve.launch.compose import Part, load_part
+from tpserve.api import Attention, AttentionShape, Comm, CommContext, FanoutSender, PipeReceiver
+from tpserve.launch.compose import Composition, Part, load_part
 from tpserve.launch.links import join_fanout, join_sync
 from tpserve.launch.post import Post
 from tpserve.launch.pulse import Pulse, PulsingSource
@@ -138,6 +138,8 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
 
     place, composition = post.composition.places[post.index], post.composition
     torch.set_num_threads(place.threads)
+    if composition.device.type == "cuda":
+        torch.cuda.set_device(place.device)
     if composition.device.type == "cuda" and post.config.cuda_graph and not composition.cuda_graph:
         logger.warning("decode steps are launched kernel by kernel: %s", composition.cuda_graph_reason)
     decided = {
@@ -151,7 +153,7 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
         post.model.path,
         composition.partitions[post.index],
         place.device,
-        load_part(composition.attention),
+        _attention(composition),
         load_part(composition.ops)(),
         partial(_join_comm, post, composition.comm) if composition.comm else None,
         progress,
@@ -161,6 +163,16 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
     from tpserve.engine.profiled import ProfiledEngine
 
     return ProfiledEngine(engine, Path(post.config.profile) / f"rank{post.index}.json")
+
+
+def _attention(composition: Composition) -> Callable[[AttentionShape], Attention]:
+    make: Callable[[AttentionShape], Attention] = load_part(composition.attention)
+    if composition.decode_attention is None:
+        return make
+    from tpserve.attention.pair import PairedAttention
+
+    make_decode = load_part(composition.decode_attention)
+    return lambda shape: PairedAttention(shape, make(shape), make_decode(shape))
 
 
 def _join_comm(post: Post, part: Part) -> Comm:

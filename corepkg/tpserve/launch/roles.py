@@ -166,7 +166,10 @@ def _chosen(composition: Composition) -> dict[str, str]:
     """The name of each part, for /metrics."""
     kinds = ("transport", "sync", "policy", "attention", "comm")
     parts = {kind: getattr(composition, kind) for kind in kinds}
-    return {kind: part.name if part else "none" for kind, part in parts.items()}
+    names = {kind: part.name if part else "none" for kind, part in parts.items()}
+    if composition.decode_attention:
+        names["attention"] += f",{composition.decode_attention.name}"
+    return names
 
 
 def _make_pipes(post: Post) -> Transport:

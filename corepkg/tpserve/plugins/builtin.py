@@ -124,15 +124,22 @@ def tpserve_ops() -> list[OpsSpec]:
 
 @hookimpl
 def tpserve_comms() -> list[CommSpec]:
-    """Shared memory, and gloo over loopback or ethernet."""
+    """Shared memory, NCCL, and gloo over loopback or ethernet."""
     return [
         CommSpec(
             name="shm",
             summary="sums in shared memory, for CPU tensors on one host",
             factory="tpserve.comm.shm:ShmComm",
             options=ShmCommOptions,
-            probe="tpserve.comm.probe:probe",
+            probe="tpserve.comm.probe:probe_shm",
             capabilities=CommCapabilities(devices=("cpu",)),
+        ),
+        CommSpec(
+            name="nccl",
+            summary="NCCL, for ranks of one host with a GPU each",
+            factory="tpserve.comm.nccl:NcclComm",
+            probe="tpserve.comm.probe:probe_nccl",
+            capabilities=CommCapabilities(devices=("cuda",), shared_device=False, cuda_graph=True),
         ),
         CommSpec(
             name="gloo",
