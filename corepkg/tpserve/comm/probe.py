@@ -1,4 +1,4 @@
-"""Whether memory can be shared as the ``shm`` comm does; imports nothing large."""
+"""Whether comms work here; importing this module imports nothing large."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import platform
 
 from tpserve.distributed import futex
 
-__all__ = ["probe"]
+__all__ = ["probe_nccl", "probe_shm"]
 
 
-def probe() -> str | None:
-    """Why it cannot be, or None.
+def probe_shm() -> str | None:
+    """Why memory cannot be shared as the ``shm`` comm does, or None.
 
     A rank stores its part and then a word that says so. Only x86-64 shows others two stores in their order without
     being told to, which Python cannot.
@@ -18,3 +18,18 @@ def probe() -> str | None:
     if platform.machine() != "x86_64":
         return f"needs x86-64, and this is {platform.machine()}"
     return futex.probe()
+
+
+def probe_nccl() -> str | None:
+    """Why NCCL cannot be used, or None."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    from tpserve.distributed.nccl import library
+
+    try:
+        library()
+    except OSError as error:
+        return f"torch has brought no NCCL: {error}"
+    return None

@@ -20,7 +20,7 @@ from tpserve.config import ServeConfig
 from tpserve.launch.devices import Device
 from tpserve.models.config import ModelConfig
 
-__all__ = ["anything", "check_attention", "check_comm", "check_fanout", "check_ops", "check_pipes"]
+__all__ = ["anything", "can_be_recorded", "check_attention", "check_comm", "check_fanout", "check_ops", "check_pipes"]
 
 
 def anything(spec: Spec) -> str | None:
@@ -64,6 +64,11 @@ def check_comm(config: ServeConfig, device: Device, spec: Spec) -> str | None:
     if device.type != "cpu" and config.device_step == 0 and not can.shared_device:
         return "needs a device for each rank, and device_step is 0"
     return None
+
+
+def can_be_recorded(spec: Spec) -> bool:
+    """Whether a CUDA graph can hold a part that computes."""
+    return cast(AttentionSpec | OpsSpec | CommSpec, spec).capabilities.cuda_graph
 
 
 def _check_kernels(devices: tuple[str, ...], dtypes: tuple[str, ...], device: Device, dtype: str) -> str | None:
