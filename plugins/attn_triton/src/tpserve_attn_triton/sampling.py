@@ -33,7 +33,6 @@ def draw(
     blocks,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
-    GREEDY: tl.constexpr,
     FILTERED: tl.constexpr,
     OVERLAP: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -47,20 +46,17 @@ def draw(
         scores: float32 ``[n, parts]``, written: the best logit ÷ temperature + noise, to base 2; or logit, if greedy.
         tokens: int32 ``[n, parts]``, written: the first token that has it.
         blocks: of each part, ``BLOCK`` tokens each.
-        GREEDY: take every temperature for 0.
         NATIVE: whether the device's own logarithm can be used.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     start = part * blocks * BLOCK
     follow(OVERLAP)
     base = logits + row.to(tl.int64) * row_stride
-    random, scale, key = False, 1.0, tl.full([], 0, tl.uint64)
-    if not GREEDY:
-        heat = tl.load(temperature + row)
-        random = heat > 0
-        # Below that the quotient of a logit could overflow, and the draw is greedy anyway.
-        scale = tl.where(random, 1.4426950408889634 / tl.maximum(heat, 1e-5), 1.0)
-        key = row_key(tl.load(seed + row), tl.load(position + row))
+    heat = tl.load(temperature + row)
+    random = heat > 0
+    # Below that the quotient of a logit could overflow, and the draw is greedy anyway.
+    scale = tl.where(random, 1.4426950408889634 / tl.maximum(heat, 1e-5), 1.0)
+    key = row_key(tl.load(seed + row), tl.load(position + row))
     kept = tl.load(thresholds + row) if FILTERED else 0.0
     hope = tl.where(random, 24.1, 0.0)  # more than the noise's most
     best, token = tl.full([], float("-inf"), tl.float32), start
