@@ -261,13 +261,14 @@ class OpsContract(ABC):
     def test_equal_tokens_stay_or_go_together(self, filters: str) -> None:
         """Few different logits, so that each threshold lies on many tokens."""
         rows = [
-            {"temperature": t, "seed": s, "position": p, **_FILTERS[filters]} for t in (1.0, 9.0) for s, p in _DRAWS
+            {"temperature": 9.0 if n % 2 else 1.0, "seed": s, "position": p, **_FILTERS[filters]}
+            for n, (s, p) in enumerate(self.draws)
         ]
-        self.check_draws((self.draw(len(rows), 600) * 2).round(), rows, least=0.4)
+        self.check_draws((self.draw(len(rows), 600) * 2).round(), rows)
 
     def test_a_token_without_a_chance_is_not_drawn(self, filters: str) -> None:
         """Logits of -inf, most of a row or all but one, with filters that would keep more; beside rows of others."""
-        rows = [{"temperature": 3.0, "seed": seed, **_FILTERS[filters]} for seed in range(4)]
+        rows = [{"temperature": 3.0, "seed": seed, **_FILTERS[filters]} for seed in range(3)]
         logits = self.draw(len(rows), 900)
         logits[1:, 3:897] = -torch.inf
         logits[2, :] = -torch.inf
@@ -281,13 +282,13 @@ class OpsContract(ABC):
         padded[:, 301:] = 100
         self.check_draws(padded[:, :301], rows)
 
-    def check_draws(self, logits: torch.Tensor, rows: list[dict[str, Any]], least: float = 0.9) -> None:
-        """Compare with the definition, except where rounding could decide, which ``least`` of the rows are not."""
+    def check_draws(self, logits: torch.Tensor, rows: list[dict[str, Any]]) -> None:
+        """Compare with the definition, except where rounding could decide."""
         batch = sampling_batch(rows, self.device)
         expected, clear = _draws(logits.cpu(), sampling_batch(rows))
         found = self.make().sample(logits, batch)
         assert found.dtype == torch.int64
-        assert clear.sum() >= least * len(rows)
+        assert clear.sum() >= 0.9 * len(rows)
         assert found.cpu()[clear].tolist() == expected[clear].tolist()
 
     def test_batch_mates_change_nothing(self) -> None:

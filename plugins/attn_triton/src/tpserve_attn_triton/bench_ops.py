@@ -1,8 +1,8 @@
-"""How fast the ops are here, as JSON: ``python -m tpserve_attn_triton.bench_ops``.
+"""How fast the ops are here, as JSON: ``python -m tpserve_attn_triton.bench_ops [package.module:Class ...]``.
 
-Bytes are those that must be read and written once, and are held against the rate of a large copy. Inputs take turns, so
-that none is found in L2, and a CUDA graph holds the calls, so that launching costs nothing. Times are medians; torch's
-operators are timed beside.
+Without classes, Triton's and torch's. The floor is the bytes that must be read and written once at the rate of a large
+copy. Inputs take turns, so that none is found in L2, and a CUDA graph holds the calls, so that launching costs nothing.
+Times are medians.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 
 import torch
 
 from tpserve.api import NoOptions, Ops, SamplingBatch
-from tpserve.ops.reference import TorchOps
 from tpserve_attn_triton.bench import copy_rate, time_graph
-from tpserve_attn_triton.ops import TritonOps
 
 __all__ = ["main"]
+
+CLASSES = ["tpserve_attn_triton.ops:TritonOps", "tpserve.ops.reference:TorchOps"]
 
 POOL = 1 << 29
 """Bytes of the inputs that take turns, at least."""
@@ -56,16 +57,14 @@ def main() -> None:
         sys.exit("there is no CUDA device")
     copy = copy_rate()
     print(json.dumps({"device": torch.cuda.get_device_name(), "copy GB/s": round(copy)}), flush=True)
-    options = NoOptions()
-    ops: dict[str, Ops] = {"triton": TritonOps(options), "torch": TorchOps(options)}
+    ops: dict[str, Ops] = {}
+    for path in sys.argv[1:] or CLASSES:
+        module, _, name = path.partition(":")
+        ops[name] = getattr(import_module(module), name)(NoOptions())
     for measure in (measure_steps, measure_products, measure_draws):
-        for name, n, moved, calls in measure(ops):
-            line: dict[str, object] = {"step": name, "rows": n}
-            for by, some in calls.items():
-                seconds = time_graph(some)
-                line[f"{by} us"] = round(1e6 * seconds, 2)
-                if by == "triton":
-                    line |= {"GB/s": round(moved / seconds / 1e9), "of copy": round(moved / seconds / 1e9 / copy, 3)}
+        for step, n, moved, calls in measure(ops):
+            line: dict[str, object] = {"step": step, "rows": n, "floor us": round(moved / copy / 1e3, 2)}
+            line |= {f"{name} us": round(1e6 * time_graph(some), 2) for name, some in calls.items()}
             print(json.dumps(line), flush=True)
 
 
@@ -95,7 +94,7 @@ def measure_steps(ops: dict[str, Ops]) -> Iterator[Case]:
             6 * n * 3072,
             {by: [partial(each.silu_and_mul, x) for x in products] for by, each in ops.items()},
         )
-        caches = [random(1 + n // 16, 16, 8, 128) for _ in range(2)]
+        keys, values = (random(1 + n // 16, 16, 8, 128) for _ in range(2))
         slots = torch.randperm(n, device="cuda")
         angles = torch.rand(n, 128, device="cuda")
         heads = [random(n, 32, 128) for _ in range(copies)]
@@ -104,7 +103,7 @@ def measure_steps(ops: dict[str, Ops]) -> Iterator[Case]:
             n,
             n * 128 * (4 * 32 + 4) + 8 * n,
             {
-                by: [partial(each.rotate_and_store, x, angles, *caches, slots, norm, norm) for x in heads]
+                by: [partial(each.rotate_and_store, x, angles, keys, values, slots, norm, norm) for x in heads]
                 for by, each in ops.items()
             },
         )

@@ -73,9 +73,9 @@ def _device(device: torch.device) -> _Device:
 class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
-    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, never for a number of rows: once
-    each step has run with one row, with two and with more than 16, and a draw has been filtered and not, nothing is left
-    to compile.
+    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, never for a number of rows:
+    once each step has run with one row, two, and more than 16, and a draw has been filtered and not, nothing is left to
+    compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
     may be read before that one has ended.
@@ -88,8 +88,8 @@ class TritonOps(Ops):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Bind the weight: kernels of our own for few rows, torch's above.
 
-        A row's result is the same bits in any batch of 2 to 16, if the dtype has two bytes and the weight is not that of
-        a large vocabulary; alone, and in other batches, it may be rounded otherwise.
+        A row's result is the same bits in any batch of 2 to 16, if the dtype has two bytes and the weight is no large
+        vocabulary's; alone, and in other batches, it may be rounded otherwise.
         """
         return _Product(weight.contiguous(), bias, gated=False)
 
