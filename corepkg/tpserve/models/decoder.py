@@ -75,6 +75,7 @@ class Decoder:
         positions: torch.Tensor,
         cache_slots: torch.Tensor,
         caches: Sequence[LayerCache],
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute tokens and store their keys and values.
 
@@ -83,9 +84,11 @@ class Decoder:
             positions: int64 ``[n]``.
             cache_slots: int64 ``[n]``: where each token's key and value go, page * page_size + offset.
             caches: of each layer.
+            rows: int64 ``[m]``: the tokens whose hidden states are wanted, for the last layer computes no others to
+                the end; None: all.
 
         Returns:
-            ``[n, hidden]``: hidden states after the last norm.
+            ``[m, hidden]``: hidden states after the last norm.
         """
         ops, eps = self._ops, self.config.rms_eps
         cos_sin = self._cos_sin[positions]
