@@ -56,3 +56,12 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
     )
     drawn = TritonOps(NoOptions()).sample(torch.zeros(4, 3000, device=DEVICE), batch)
     assert torch.equal(drawn.cpu(), uniforms(row_keys(seeds, positions), 3000).argmax(dim=1))
+
+
+def test_few_rows_have_the_same_bits_in_any_batch() -> None:
+    numbers = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(rows, 512, generator=numbers).to(DEVICE, torch.bfloat16) for rows in (24, 16))
+    linear = TritonOps(NoOptions()).linear(weight)
+    found = linear(x)
+    for rows in (2, 7):
+        assert torch.equal(linear(x[:rows]), found[:rows])

@@ -46,8 +46,8 @@ FILTERS = {
 }
 """Temperature, top_k and top_p."""
 
-SPREADS = {"flat": 0.64, "peaked": 3.0}
-"""Standard deviation of the logits, about that of a model with random weights and of a trained one."""
+SPREADS = {"flat": (0.64, 0.0), "peaked": (2.5, 20.0)}
+"""Standard deviation of the logits, about that of random weights, and how far some of them stand out, the most."""
 
 
 def main() -> None:
@@ -128,8 +128,10 @@ def measure_draws(ops: dict[str, Ops]) -> Iterator[Case]:
     """Draws from the vocabulary of Qwen3."""
     vocabulary = 151_936
     for n in (1, 16, 256):
-        for spread, deviation in SPREADS.items():
-            logits = [random(n, vocabulary) * deviation for _ in range(2 if n > 1 else 64)]
+        for spread, (deviation, most) in SPREADS.items():
+            logits = [random(n, vocabulary) * deviation for _ in range(2 if n > 64 else 64)]
+            for x in logits:
+                x[:, ::2000] += torch.linspace(0, most, -(-vocabulary // 2000), device="cuda")
             for name, (temperature, top_k, top_p) in FILTERS.items():
                 batch = SamplingBatch(
                     temperature=torch.full((n,), temperature, device="cuda"),

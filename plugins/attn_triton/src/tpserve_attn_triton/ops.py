@@ -13,7 +13,7 @@ from tpserve.api import Linear, Ops, Options, SamplingBatch
 from tpserve_attn_triton.filters import restrict, survey
 from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow
 from tpserve_attn_triton.sampling import draw, settle
-from tpserve_attn_triton.shapes import Blocks, choose_blocks
+from tpserve_attn_triton.shapes import Block, choose_blocks
 from tpserve_attn_triton.steps import rms_norm, rotate_and_store, silu_and_mul
 
 __all__ = ["TritonOps"]
@@ -24,7 +24,7 @@ _HEADS = 8
 _ACTIVATED = 1024
 """Columns that a program activates."""
 
-_DRAWN = 1024
+_DRAWN = 2048
 """Logits at a time of a program that draws."""
 
 _DRAWING = 16
@@ -41,9 +41,9 @@ class Tiles:
         rows: tiles at a time.
     """
 
-    size: int = 256
+    size: int = 64
     most: int = 128
-    rows: int = 16
+    rows: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ def _device(device: torch.device) -> _Device:
 class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
-    Kernels are compiled for dtypes, the model's shape, and whether a batch is greedy or filtered, never for a number of
-    rows: once each step has run with one row, with two and with more than 16, and a draw has been greedy, random and
-    filtered, nothing is left to compile.
+    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, never for a number of rows: once
+    each step has run with one row, with two and with more than 16, and a draw has been filtered and not, nothing is left
+    to compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
     may be read before that one has ended.
@@ -88,7 +88,8 @@ class TritonOps(Ops):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Bind the weight: kernels of our own for few rows, torch's above.
 
-        A row's result is the same bits in any batch of 2 to 16; alone, and in larger batches, it is rounded otherwise.
+        A row's result is the same bits in any batch of 2 to 16, if the dtype has two bytes and the weight is not that of
+        a large vocabulary; alone, and in other batches, it may be rounded otherwise.
         """
         return _Product(weight.contiguous(), bias, gated=False)
 
@@ -141,7 +142,7 @@ class TritonOps(Ops):
             HEADS=_HEADS,
             NORMED=q_norm is not None,
             OVERLAP=device.overlap,
-            num_warps=2,
+            num_warps=4,
             **device.options,
         )
         return q
@@ -176,9 +177,9 @@ class TritonOps(Ops):
             each,
             VOCABULARY=vocabulary,
             BLOCK=_DRAWN,
-            GREEDY=batch.all_greedy,
             FILTERED=filtered,
             OVERLAP=device.overlap,
+            NATIVE=logits.is_cuda,
             num_warps=4,
             **device.options,
         )
@@ -250,16 +251,16 @@ class _Product:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         n = x.shape[0]
-        few = 1 < n <= MOST_ROWS and self.weight.itemsize == 2
-        if n == 1 or few:
-            return self._launch(x.contiguous(), n, choose_blocks(*self.weight.shape), few)
+        blocks = choose_blocks(*self.weight.shape)
+        block = blocks.one if n == 1 else blocks.few if n <= MOST_ROWS and self.weight.itemsize == 2 else None
+        if n and block is not None:
+            return self._launch(x.contiguous(), n, block)
         product = functional.linear(x, self.weight, self.bias)
         return _activate(product) if self.gated else product
 
-    def _launch(self, x: torch.Tensor, n: int, blocks: Blocks, few: bool) -> torch.Tensor:
+    def _launch(self, x: torch.Tensor, n: int, block: Block) -> torch.Tensor:
         device = _device(x.device)
         rows, columns = self.weight.shape
-        block = blocks.few if few else blocks.one
         out = torch.empty(n, rows // 2 if self.gated else rows, dtype=x.dtype, device=x.device)
         bias = self.weight if self.bias is None else self.bias
         options = {
@@ -275,7 +276,7 @@ class _Product:
             **device.options,
         }
         grid = (-(-rows // block.rows),)
-        if few:
+        if n > 1:
             narrow[grid](x, self.weight, bias, out, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
         else:
             matvec[grid](x, self.weight, bias, out, **options)

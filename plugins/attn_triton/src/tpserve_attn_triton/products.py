@@ -104,7 +104,8 @@ def narrow(
     columns = (tl.arange(0, PARTS) * SHARE)[:, None, None] + tl.arange(0, COLUMNS)[None, None, :]
     weights = weight + rows.to(tl.int64)[None, :, None] * IN + columns
     inputs = x + each[None, :, None] * IN + columns
-    follow(OVERLAP)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     total = tl.zeros([PARTS, 16, BLOCK], tl.float32)
     for start in range(0, SHARE, COLUMNS):
         inside = start + columns < IN
@@ -113,6 +114,9 @@ def narrow(
         if WIDE:
             some, block = some.to(tl.float32), block.to(tl.float32)
         total = tl.dot(some, tl.permute(block, (0, 2, 1)), total)
+    if OVERLAP:
+        # No sooner: it would take room that the programs of this one need.
+        tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(total, 0)
     if BIASED:
         result += tl.load(bias + rows).to(tl.float32)[None, :]

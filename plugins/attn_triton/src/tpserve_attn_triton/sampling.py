@@ -3,8 +3,8 @@
 The noise is that of :mod:`tpserve.ops.noise`: the same bits, of which only logarithms may differ in the last places.
 The highest sum of a score and Gumbel noise, ``s - ln(e)``, is where ``e / exp(s)`` is least, which saves a logarithm.
 
-What a token could reach at the most is known before its noise is: a block where none can win is left at once, which for
-the logits of a trained model is nearly every one. Neither this nor how rows are divided changes what is drawn.
+What a token could reach at the most is known before its noise is: a block where none can win any more is left at once.
+Neither this nor how rows are divided changes what is drawn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def draw(
     blocks,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
-    GREEDY: tl.constexpr,
     FILTERED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """Find the best token of a part of a row; a program for each row and part.
 
@@ -43,24 +43,22 @@ def draw(
         logits: ``[n, VOCABULARY]``, rows ``row_stride`` apart.
         temperature, seed, position: as in :class:`tpserve.api.SamplingBatch`.
         thresholds: float32 ``[n]``, the least logit of each row that may be drawn; read if ``FILTERED``.
-        scores: float32 ``[n, parts]``, written: the highest logit ÷ temperature + noise.
+        scores: float32 ``[n, parts]``, written: the best logit ÷ temperature + noise, to base 2; or logit, if greedy.
         tokens: int32 ``[n, parts]``, written: the first token that has it.
         blocks: of each part, ``BLOCK`` tokens each.
-        GREEDY: take every temperature for 0.
+        NATIVE: whether the device's own logarithm can be used.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     start = part * blocks * BLOCK
     follow(OVERLAP)
     base = logits + row.to(tl.int64) * row_stride
-    random, scale, key = False, 1.0, tl.full([], 0, tl.uint64)
-    if not GREEDY:
-        heat = tl.load(temperature + row)
-        random = heat > 0
-        # Below that the quotient of a logit could overflow, and the draw is greedy anyway.
-        scale = tl.where(random, 1 / tl.maximum(heat, 1e-5), 1.0)
-        key = row_key(tl.load(seed + row), tl.load(position + row))
+    heat = tl.load(temperature + row)
+    random = heat > 0
+    # Below that the quotient of a logit could overflow, and the draw is greedy anyway.
+    scale = tl.where(random, 1.4426950408889634 / tl.maximum(heat, 1e-5), 1.0)
+    key = row_key(tl.load(seed + row), tl.load(position + row))
     kept = tl.load(thresholds + row) if FILTERED else 0.0
-    hope = tl.where(random, 16.75, 0.0)  # more than the noise's most
+    hope = tl.where(random, 24.1, 0.0)  # more than the noise's most
     best, token = tl.full([], float("-inf"), tl.float32), start
     for first in range(start, tl.minimum(start + blocks * BLOCK, VOCABULARY), BLOCK):
         each = first + tl.arange(0, BLOCK)
@@ -71,9 +69,9 @@ def draw(
         top = tl.max(score, 0)
         if top + hope > best:
             if random:
-                rate = exponential(key, each) * tl.exp(top - score)
+                rate = exponential(key, each, NATIVE) * tl.exp2(top - score)
                 least = tl.min(rate, 0)
-                reached = top - tl.log(least)
+                reached = top - tl.log2(least)
                 if reached > best:
                     best = reached
                     token = tl.min(tl.where(rate == least, each, VOCABULARY - 1), 0)
@@ -104,10 +102,19 @@ def settle(scores, tokens, out, parts, ROOM: tl.constexpr, OVERLAP: tl.constexpr
 
 
 @triton.jit
-def exponential(key, token):
-    """Exponential noise of each token for a row's key, exp(-g) where g is the Gumbel noise: float32."""
+def exponential(key, token, NATIVE: tl.constexpr):
+    """Exponential noise of each token for a row's key: float32, ``-ln(u) = exp(-g)`` for Gumbel noise ``g``.
+
+    The device's own logarithm is coarse near 1, where what wins nearly always lies: there a series takes its place.
+    """
     bits = mix32(mix32(token.to(tl.uint32) ^ key.to(tl.uint32)) + (key >> 32).to(tl.uint32))
-    return -tl.log(((bits >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216))
+    v = (16777216 - ((bits >> 8) | 1).to(tl.int32)).to(tl.float32) * (1.0 / 16777216)  # 1 - u, exactly
+    if NATIVE:
+        log2 = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [1 - v], tl.float32, True, 1)
+    else:
+        log2 = tl.log2(1 - v)
+    series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6))))))
+    return tl.where(v < 0.125, series, -0.6931471805599453 * log2)
 
 
 @triton.jit
