@@ -63,7 +63,7 @@ class ProfiledEngine:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
         self._largest, self._row = size, 0
 

@@ -16,7 +16,7 @@ def tpserve_attentions() -> list[AttentionSpec]:
             summary="attention kernels written in Triton, for CUDA devices",
             factory="tpserve_attn_triton.attention:TritonAttention",
             requires=("triton>=3.6",),
-            probe="tpserve_attn_triton.plugin:probe",
+            probe="tpserve.api.cuda:no_cuda",
             capabilities=AttentionCapabilities(
                 devices=("cuda",),
                 dtypes=("float32", "float16", "bfloat16"),
@@ -39,7 +39,7 @@ def tpserve_ops() -> list[OpsSpec]:
             summary="fused steps and sampling written in Triton, for CUDA devices",
             factory="tpserve_attn_triton.ops:TritonOps",
             requires=("triton>=3.6",),
-            probe="tpserve_attn_triton.plugin:probe",
+            probe="tpserve.api.cuda:no_cuda",
             capabilities=OpsCapabilities(
                 devices=("cuda",),
                 dtypes=("float32", "float16", "bfloat16"),
@@ -48,10 +48,3 @@ def tpserve_ops() -> list[OpsSpec]:
             ),
         )
     ]
-
-
-def probe() -> str | None:
-    """Say why the kernels cannot run here, or None."""
-    import torch
-
-    return None if torch.cuda.is_available() else "there is no CUDA device"
