@@ -38,9 +38,9 @@ CONTEXT = 4096
 Generate = Callable[[Workload], None]
 
 
-def workloads(seed: int) -> dict[str, Workload]:
+def workloads(seed: int, requests: int = 256) -> dict[str, Workload]:
     """What is measured, by name."""
-    return {"256 requests": mixed(256, seed), "one stream": Workload(fixed(1, 100, seed, 200), [256])}
+    return {"256 requests": mixed(requests, seed), "one stream": Workload(fixed(1, 100, seed, 200), [256])}
 
 
 def minisgl(folder: str, settings: dict[str, str]) -> Generate:
@@ -105,7 +105,7 @@ def run(engine: str, folder: str, settings: dict[str, str], repeats: int) -> Non
     begun = time.perf_counter()
     generate = ENGINES[engine](folder, settings)
     _say({"what": "start, s", "value": time.perf_counter() - begun})
-    for work in workloads(WARM_UP).values():
+    for work in workloads(WARM_UP, requests=64).values():
         generate(work)
     for repeat in range(repeats):
         for name, work in workloads(repeat).items():

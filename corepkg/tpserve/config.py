@@ -34,7 +34,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         pipe_transport: carries the pipes where ``transport`` cannot.
         sync: announces the rounds.
         policy: decides what runs next.
-        attn: attention backend.
+        attn: attention backend; ``PREFILL,DECODE`` takes two.
         ops: fused layer steps and sampling.
         comm: tensor communication between ranks.
         device: ``auto``, ``cpu`` or ``cuda``.

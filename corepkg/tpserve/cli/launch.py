@@ -64,7 +64,7 @@ def launch(
     ] = None,
     sync: Annotated[str | None, _flag("sync", PARTS, "Tells the ranks what arrived in a round.")] = None,
     policy: Annotated[str | None, _flag("policy", PARTS, "Decides what runs next.")] = None,
-    attn: Annotated[str | None, _flag("attn", PARTS, "Attention kernels.")] = None,
+    attn: Annotated[str | None, _flag("attn", PARTS, "Attention kernels; two as PREFILL,DECODE.")] = None,
     ops: Annotated[str | None, _flag("ops", PARTS, "Kernels of all other layer steps, and the sampler.")] = None,
     comm: Annotated[str | None, _flag("comm", PARTS, "Combines tensors between ranks.")] = None,
     option: Annotated[

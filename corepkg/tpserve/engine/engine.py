@@ -106,7 +106,8 @@ class ModelEngine:
             return Launched(self._decode.launch(step), self._comm)
         inputs = make_inputs(step, self._state, self._limits.page_size)
         self._attention.plan(inputs.attention)
-        hidden = self._decoder.forward(inputs.tokens, inputs.positions, inputs.cache_slots, self._caches)
+        rows = inputs.draws.rows if inputs.draws else None
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, inputs.cache_slots, self._caches, rows)
         if inputs.draws is None:
             return Launched(torch.empty(0, dtype=torch.int64), self._comm)
         return Launched(self._draw(hidden, inputs.draws), self._comm)
@@ -119,7 +120,6 @@ class ModelEngine:
         self._caches.clear()
 
     def _draw(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
-        logits = self._decoder.logits(hidden if draws.rows is None else hidden[draws.rows])
-        tokens = self._ops.sample(logits, draws.sampling)
+        tokens = self._ops.sample(self._decoder.logits(hidden), draws.sampling)
         self._state.tokens[draws.slots, draws.ends] = tokens.int()
         return tokens

@@ -75,6 +75,7 @@ class Decoder:
         positions: torch.Tensor,
         cache_slots: torch.Tensor,
         caches: Sequence[LayerCache],
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute tokens and store their keys and values.
 
@@ -83,9 +84,11 @@ class Decoder:
             positions: int64 ``[n]``.
             cache_slots: int64 ``[n]``: where each token's key and value go, page * page_size + offset.
             caches: of each layer.
+            rows: int64 ``[m]``: the tokens whose hidden states are wanted; None: all. Of others the last layer computes
+                no more than what goes into the cache.
 
         Returns:
-            ``[n, hidden]``: hidden states after the last norm.
+            ``[m, hidden]``: hidden states after the last norm.
         """
         ops, eps = self._ops, self.config.rms_eps
         cos_sin = self._cos_sin[positions]
@@ -94,7 +97,10 @@ class Decoder:
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
             qkv = layer.qkv(x).view(len(tokens), -1, self.config.head_dim)
             q = ops.rotate_and_store(qkv, cos_sin, k_cache, v_cache, cache_slots, layer.q_norm, layer.k_norm, eps)
-            x = self._sum(layer.o(self._attention.run(q, k_cache, v_cache).flatten(1)))
+            attended = self._attention.run(q, k_cache, v_cache).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                attended, residual = attended[rows], residual[rows]
+            x = self._sum(layer.o(attended))
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = self._sum(layer.down(layer.gate_up(x)))
             x, residual = ops.add_rms_norm(x, residual, layer.next_norm, eps)
