@@ -39,6 +39,9 @@ WEIGHTS = {
 }
 """``[out, in]`` of the shapes of Qwen3-0.6B and Llama-3.1-8B; those of ``gate_up`` are activated too."""
 
+LAYERS = {"28 layers of 0.6B": (28, 1024, 16, 8, 3072), "8 layers of 8B": (8, 4096, 32, 8, 14_336)}
+"""Layers, hidden size, query and KV heads of 128, and MLP."""
+
 FILTERS = {
     "greedy": (0.0, 0, 1.0),
     "temperature 0.6": (0.6, 0, 1.0),
@@ -61,7 +64,7 @@ def main() -> None:
     for path in sys.argv[1:] or CLASSES:
         module, _, name = path.partition(":")
         ops[name] = getattr(import_module(module), name)(NoOptions())
-    for measure in (measure_steps, measure_products, measure_draws):
+    for measure in (measure_steps, measure_products, measure_layers, measure_draws):
         for step, n, moved, calls in measure(ops):
             line: dict[str, object] = {"step": step, "rows": n, "floor us": round(moved / copy / 1e3, 2)}
             line |= {f"{name} us": round(1e6 * time_graph(some), 2) for name, some in calls.items()}
@@ -121,6 +124,43 @@ def measure_products(ops: dict[str, Ops]) -> Iterator[Case]:
                 by: [partial(how(weight), x) for weight in weights] for by, how in prepare.items()
             }
             yield name, n, size, calls
+
+
+def measure_layers(ops: dict[str, Ops]) -> Iterator[Case]:
+    """All steps of layers but attention, one after the other, as they follow each other in a model."""
+    for name, (count, hidden, q_heads, kv_heads, mlp) in LAYERS.items():
+        sizes = ((q_heads + 2 * kv_heads) * 128, hidden), (hidden, q_heads * 128), (2 * mlp, hidden), (hidden, mlp)
+        weights = [[random(*size) / 50 for size in sizes] for _ in range(count)]
+        for n in (1, 8):
+            x = random(n, hidden)
+            calls: dict[str, list[Callable[[], object]]] = {
+                by: [make_layers(each, weights, x, kv_heads)] for by, each in ops.items()
+            }
+            yield name, n, 2 * count * sum(out * columns for out, columns in sizes), calls
+
+
+def make_layers(ops: Ops, weights: list[list[torch.Tensor]], x: torch.Tensor, kv_heads: int) -> Callable[[], object]:
+    """Layers with those weights: ``qkv``, ``o``, ``gate_up`` and ``down``."""
+    n, hidden = x.shape
+    norm, head_norm, angles = random(hidden), random(128), torch.rand(n, 128, device="cuda")
+    keys, values = (random(1, 16, kv_heads, 128) for _ in range(2))
+    slots = torch.arange(n, device="cuda")
+    layers = [
+        (ops.linear(qkv), ops.linear(o), ops.gated_linear(gate_up), ops.linear(down))
+        for qkv, o, gate_up, down in weights
+    ]
+
+    def run() -> object:
+        residual = x.clone()
+        now = ops.rms_norm(residual, norm, 1e-6)
+        for qkv, o, gate_up, down in layers:
+            heads = qkv(now).view(n, -1, 128)
+            q = ops.rotate_and_store(heads, angles, keys, values, slots, head_norm, head_norm)
+            now, residual = ops.add_rms_norm(o(q.flatten(1)), residual, norm, 1e-6)
+            now, residual = ops.add_rms_norm(down(gate_up(now)), residual, norm, 1e-6)
+        return now
+
+    return run
 
 
 def measure_draws(ops: dict[str, Ops]) -> Iterator[Case]:
