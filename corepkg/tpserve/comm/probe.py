@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 
+from tpserve.api.cuda import no_cuda
 from tpserve.distributed import futex
 
 __all__ = ["probe_nccl", "probe_shm"]
@@ -22,10 +23,9 @@ def probe_shm() -> str | None:
 
 def probe_nccl() -> str | None:
     """Why NCCL cannot be used, or None."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "there is no CUDA device"
+    reason = no_cuda()
+    if reason:
+        return reason
     from tpserve.distributed.nccl import library
 
     try:

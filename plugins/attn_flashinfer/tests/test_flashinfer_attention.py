@@ -15,6 +15,7 @@ from tpserve.api import AttentionShape, NoOptions
 from tpserve.testing.attention import AttentionCase, AttentionContract, attention_oracle
 from tpserve.testing.package import PackageContract
 from tpserve_attn_flashinfer import attention as module
+from tpserve_attn_flashinfer import plugin
 from tpserve_attn_flashinfer.attention import FlashInferAttention
 from tpserve_attn_flashinfer.layout import gather_pages, lay_out, parts_of, workspace_bytes
 from tpserve_attn_flashinfer.plugin import probe, tpserve_attentions
@@ -114,7 +115,7 @@ def test_compiling_is_said_before_and_after(monkeypatch: pytest.MonkeyPatch, cap
 class TestProbe:
     @pytest.fixture(autouse=True)
     def with_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(plugin, "no_cuda", lambda: None)
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *, cached: bool, compiler: bool) -> None:
         def get_cuda_path() -> str:
@@ -134,7 +135,7 @@ class TestProbe:
             monkeypatch.setitem(sys.modules, name, imitation)
 
     def test_without_a_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(plugin, "no_cuda", lambda: "there is no CUDA device")
         assert probe() == "there is no CUDA device"
 
     def test_an_import_that_fails_is_a_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,8 +168,8 @@ def test_the_probe_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
     def nothing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(probe, "no_cuda", lambda: "there is no CUDA device")
     assert probe.probe_nccl() == "there is no CUDA device"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(probe, "no_cuda", lambda: None)
     monkeypatch.setattr("ctypes.CDLL", nothing)
     assert probe.probe_nccl() == "torch has brought no NCCL: libnccl.so.2: cannot open shared object file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpserve.api import AttentionCapabilities, AttentionSpec, hookimpl
+from tpserve.api.cuda import no_cuda
 
 TPSERVE_API = 1
 
@@ -32,10 +33,9 @@ def tpserve_attentions() -> list[AttentionSpec]:
 
 def probe() -> str | None:
     """Say why the kernels cannot run here, or None."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "there is no CUDA device"
+    reason = no_cuda()
+    if reason:
+        return reason
     try:
         from flashinfer.jit.cpp_ext import get_cuda_path
         from flashinfer.jit.env import has_flashinfer_jit_cache
