@@ -105,7 +105,7 @@ def launch(
         bool | None, _flag("overlap", CAPACITY, "Decide the next round while a step is computed, or wait for it.")
     ] = None,
     cuda_graph: Annotated[
-        bool | None, _flag("cuda_graph", CAPACITY, "Replay decode steps from CUDA graphs, where all parts allow it.")
+        bool | None, _flag("cuda_graph", PARTS, "Replay decode steps from CUDA graphs, where all parts allow it.")
     ] = None,
     max_requests: Annotated[
         int | None, _flag("max_requests", CAPACITY, "Most requests in flight; past it, 503 with Retry-After.")
