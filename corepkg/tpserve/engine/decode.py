@@ -111,6 +111,10 @@ class DecodeSteps:
         self._draw[size].run()
         return self._draw[size].result[: len(slots)]
 
+    def forget(self) -> None:
+        """Take the next batch for another than the last one: an ordinary step came between them."""
+        self._slots = []
+
     def _load(self, size: int, slots: list[int], ends: list[int]) -> None:
         """Put a batch into the rows."""
         padding = size - len(slots)

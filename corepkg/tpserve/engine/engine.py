@@ -102,8 +102,10 @@ class ModelEngine:
             TransportError: another rank failed.
         """
         self._state.apply(step)
-        if self._decode is not None and self._decode.takes(step):
-            return Launched(self._decode.launch(step), self._comm)
+        if self._decode is not None:
+            if self._decode.takes(step):
+                return Launched(self._decode.launch(step), self._comm)
+            self._decode.forget()
         inputs = make_inputs(step, self._state, self._limits.page_size)
         self._attention.plan(inputs.attention)
         rows = inputs.draws.rows if inputs.draws else None

@@ -100,6 +100,32 @@ def test_steps_launched_ahead_and_rows_that_change_hands(small_model: Any, make_
     assert drawn[0] == drawn[1]
 
 
+def test_a_row_that_was_given_away_meanwhile_is_read_anew(small_model: Any, make_engine: Any) -> None:
+    """An ordinary step gives a row to a request that filters, which then stands where the other would have stood."""
+    folder = small_model("qwen3")
+    drawn = []
+    for record in (False, True):
+        engine = make_engine(folder)
+        if record:
+            recorded(engine, 2)
+        params = [SlotParams(slot, 1.0, 0, 1.0, 0.0, seed=slot) for slot in (0, 1)]
+        texts = [TokenWrite(slot, 0, list(range(3 + slot, 13 + slot))) for slot in (0, 1)]
+        pages = [PageWrite(slot, 0, [4 * slot, 4 * slot + 1]) for slot in (0, 1)]
+        other = Step(
+            [Sequence(1, 0, 12, sample=True)],
+            [TokenWrite(1, 0, list(range(40, 52)))],
+            params=[SlotParams(1, 1.5, 2, 0.5, 0.0, seed=9)],
+        )
+        steps = [
+            Step([Sequence(slot, 0, 10, sample=True) for slot in (0, 1)], texts, pages, params),
+            *[Step([Sequence(slot, n, n + 1, sample=True) for slot in (0, 1)]) for n in (10, 11)],
+            other,
+            *[Step([Sequence(slot, n, n + 1, sample=True) for slot in (0, 1)]) for n in (12, 13, 14)],
+        ]
+        drawn.append([engine.launch(step).tokens() for step in steps])
+    assert drawn[0] == drawn[1]
+
+
 def test_ranks_draw_the_same(small_model: Any, make_engine: Any, on_ranks: Any, tmp_path: Any) -> None:
     def work(engine: Engine) -> list[list[int]]:
         recorded(engine, 4, 8)
