@@ -86,9 +86,12 @@ def test_they_are_listed_and_available(environment: Environment, tmp_path: Path)
     assert mine == {kind: (f"tpserve-{kind}-my-own", "available") for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_their_own_tests_pass(environment: Environment, kind: str) -> None:
-    run(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=environment.packages[kind])
+def test_their_own_tests_pass(environment: Environment, tmp_path: Path) -> None:
+    tests = [package / "tests" for package in environment.packages.values()]
+    flags = ["-v", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={tmp_path}"]
+    said = run(environment.python, "-m", "pytest", *flags, *tests, cwd=tmp_path)
+
+    assert [kind for kind in KINDS if f"{kind}/tests/test_contract.py::" not in said] == []
 
 
 def test_the_types_hold(environment: Environment, tmp_path: Path) -> None:

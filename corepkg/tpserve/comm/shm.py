@@ -145,6 +145,7 @@ class ShmComm(Comm):
         while (found := memory.published(rank)) < self._turn:
             now = time.monotonic()
             if now < begun + self._spin:
+                os.sched_yield()  # who is waited for may need this core
                 continue
             if looked:
                 # It was asked after the last sleep, and has published nothing since.
