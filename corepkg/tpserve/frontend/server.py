@@ -66,7 +66,8 @@ class _ApiProcess:
         self._open_links = open_links
         self._control = control
         self._metrics = metrics
-        self._exchange = Exchange(config.max_requests, metrics, config.max_queued_requests, config.max_running_requests)
+        running = min(config.max_running_requests, config.max_step_tokens or config.max_running_requests)
+        self._exchange = Exchange(config.max_requests, metrics, config.max_queued_requests, running)
         self._connection: Connection | None = None
         self._generation = 0  # whose links are good; 0: nobody's
         self._listens_to = 0  # the generation whose messages are taken

@@ -284,3 +284,5 @@ class RadixTree:
         assert len(self._leaves) == len(leaves), "a leaf is listed that is none, or two were left at once"
         assert all(self._leaves.get(leaf.stamp) is leaf for leaf in leaves), "a leaf is not listed"
         assert self._leaves.keys() <= set(self._heap), "a leaf is not in the heap"
+        in_order = (self._heap[(at - 1) // 2] <= self._heap[at] for at in range(1, len(self._heap)))
+        assert all(in_order), "the heap is none: another leaf than the oldest may be evicted"

@@ -77,10 +77,19 @@ class Plugin(msgspec.Struct, frozen=True):
             raise ConfigError(
                 f"{self.entry.key} has no option {name!r}", did_you_mean(name, fields, what="Its options")
             )
+        reason = self.objection(name, value)
+        if reason is not None:
+            raise ConfigError(f"option {self.entry.key}.{name}: {reason}")
+        return convert(value, fields[name])
+
+    def objection(self, name: str, value: Any) -> str | None:
+        """Why a value cannot be that of one of its options; None if it can."""
+        fields = {field.name: field.type for field in msgspec.structs.fields(self.spec.options)}
         try:
-            return convert(value, fields[name])
+            convert(value, fields[name])
         except ValueError as error:
-            raise ConfigError(f"option {self.entry.key}.{name}: {error}") from None
+            return str(error)
+        return None
 
     def factory(self) -> type[Any]:
         """Import the class that does the work.
@@ -182,14 +191,9 @@ class Registry:
         if not named:
             known = sorted({field for plugin in plugins for field in plugin.spec.options.__struct_fields__})
             raise ConfigError(f"no {kind} has an option {field!r}", did_you_mean(field, known, what="Their options"))
-        errors = []
-        for plugin in named:
-            try:
-                plugin.convert_option(field, value)
-            except ConfigError as error:
-                errors.append(error)
-        if len(errors) == len(named):
-            raise errors[0]
+        reasons = [reason for plugin in named if (reason := plugin.objection(field, value)) is not None]
+        if len(reasons) == len(named):
+            raise ConfigError(f"option {kind}.{field}: {reasons[0]}")
 
     def status(self, entry: Entry) -> Status:
         """Whether a plugin can be used; raises nothing that the plugin raises."""

@@ -11,7 +11,8 @@ request that turns out to have finished is computed and thrown away.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,7 @@ class Scheduler:
         self._replies = replies
         self._engine = engine
         self._policy = policy
+        self._policy_name = type(policy).__qualname__
         self._log = log
         self._step_tokens = budget.step_tokens
         self._chunk = min(budget.chunk or budget.step_tokens, budget.step_tokens)
@@ -245,13 +247,21 @@ class Scheduler:
             free_pages=max(0, capacity.available - growing),
             promised_pages=capacity.promised,
         )
-        plan = self._policy.plan(View(self.queues, capacity, limits, round))
+        with self._blaming_policy(round):
+            plan = self._policy.plan(View(self.queues, capacity, limits, round))
         wrong = breach(plan, self.queues, capacity, limits)
         if wrong:
             expected, found = wrong
-            policy = type(self._policy).__qualname__
-            raise RankError(self._log.rank, round, f"policy {policy} to plan {expected}", found)
+            raise RankError(self._log.rank, round, f"policy {self._policy_name} to plan {expected}", found)
         return plan
+
+    @contextmanager
+    def _blaming_policy(self, round: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a policy is others' code, and may raise anything
+            found = f"{type(error).__name__}: {error}"
+            raise RankError(self._log.rank, round, f"policy {self._policy_name} to decide", found) from error
 
     def _prefill(self, prefill: Prefill, batch: Batch) -> None:
         request = self.queues.running.get(prefill.uid) or self._admit(prefill.uid, batch)
@@ -295,7 +305,9 @@ class Scheduler:
             while request.slot != NO_SLOT and not self.capacity.available:
                 if self.queues.has_ending:
                     return
-                self._retract(self._last(), batch)
+                with self._blaming_policy(batch.round):
+                    last = self._last()
+                self._retract(last, batch)
             if request.slot != NO_SLOT:
                 index = request.length // self._limits.page_size
                 batch.give(request, index, [self.capacity.grow(request)])

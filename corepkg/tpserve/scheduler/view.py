@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpserve.api.policy import Glimpse, Level, Limits, Plan, RunningRequest, WaitingRequest
+from tpserve.api.policy import Glimpse, Level, Limits, Plan, Prefill, RunningRequest, WaitingRequest
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import Queues, Request
 
-__all__ = ["View", "breach", "shown"]
+__all__ = ["View", "breach", "malformed", "shown"]
 
 
 class View:
@@ -85,8 +85,25 @@ def shown(request: Request) -> RunningRequest:
     )
 
 
+def malformed(plan: object) -> tuple[str, str] | None:
+    """What was expected and what was found instead, where something is no plan at all: policies are others' code."""
+    if type(plan) is not Plan:
+        return "a Plan", repr(plan)
+    if type(plan.prefill) is not tuple:
+        return "a tuple of prefills", repr(plan.prefill)
+    for each in plan.prefill:
+        if type(each) is not Prefill or type(each.uid) is not int or type(each.tokens) is not int:
+            return "prefills of two integers", repr(each)
+    if type(plan.decode) is not bool:
+        return "decode to be True or False", repr(plan.decode)
+    return None
+
+
 def breach(plan: Plan, queues: Queues, capacity: Capacity, limits: Limits) -> tuple[str, str] | None:
     """Where a plan cannot be carried out: what was expected, and what was found; None for a good plan."""
+    wrong = malformed(plan)
+    if wrong:
+        return wrong
     seen: set[int] = set()
     rows, pages, prompts = limits.running - len(queues.running), limits.free_pages, 0
     for prefill in plan.prefill:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tpserve.api import Glimpse, Level, Limits, Plan, RunningRequest, WaitingRequest
+from tpserve.scheduler.view import malformed
 
 __all__ = ["CountingView", "QueueState", "fault", "long_queue", "random_state"]
 
@@ -155,6 +156,10 @@ def long_queue(length: int) -> QueueState:
 
 def fault(plan: Plan, state: QueueState) -> str | None:
     """Where a plan breaks the rules; None for a good one."""
+    wrong = malformed(plan)
+    if wrong:
+        expected, found = wrong
+        return f"plans {found}, not {expected}"
     limits = state.limits
     waiting = {request.uid: request for request in state.waiting}
     pending = {request.uid: request.tokens for request in state.waiting}

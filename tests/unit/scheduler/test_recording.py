@@ -179,7 +179,7 @@ def test_no_byte_that_changes_goes_unnoticed(path):
     assert outcome(path) == (4, False)
 
 
-def test_what_is_cut_off_is_never_taken_for_whole(path):
+def test_a_recording_that_is_cut_off_is_read_to_its_last_whole_round(path):
     record(path, killed_in=4)
     content, found = path.read_bytes(), {}
     for length in reversed(range(len(content))):

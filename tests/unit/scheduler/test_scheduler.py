@@ -312,6 +312,27 @@ def test_a_policy_that_breaks_its_limits_is_named(policy, message):
         run([requests], limits, policy, running=2, step_tokens=10)
 
 
+class Raises(FcfsPolicy):
+    def plan(self, view):
+        raise ZeroDivisionError("no plan")
+
+
+class CannotLetGo(FcfsPolicy):
+    def retraction_order(self, request):
+        raise KeyError(request.uid)
+
+
+@pytest.mark.parametrize(
+    ("policy", "found"),
+    [(Raises, "ZeroDivisionError: no plan"), (CannotLetGo, "KeyError: ")],
+)
+def test_a_policy_that_fails_is_named(policy, found):
+    limits = msgspec.structs.replace(SMALL_LIMITS, pages=10)
+    requests = [request(uid, [uid] * 8, max_tokens=20) for uid in range(5)]
+    with pytest.raises(RankError, match=f"expected policy {policy.__name__} to decide, found {found}"):
+        run([requests], limits, policy, reserve=0.0)
+
+
 def test_an_idle_rank_decides_nothing():
     _, log, script = run([[Abort(3)]])
     assert script.given == [[Abort(3)], [Shutdown()]]

@@ -1,12 +1,15 @@
 """What a policy sees of the queues, and which plans are refused."""
 
+from unittest.mock import ANY
+
+import numpy as np
 import pytest
 from tests.unit.scheduler.sample import make
 
 from tpserve.api import Glimpse, Limits, Plan, Prefill, RunningRequest, WaitingRequest
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.queues import Queues
-from tpserve.scheduler.view import View, breach
+from tpserve.scheduler.view import View, breach, malformed
 from tpserve.testing.fake_engine import SMALL_LIMITS
 
 LIMITS = Limits(tokens=10, chunk=8, running=4, free_pages=5, promised_pages=0)
@@ -139,6 +142,22 @@ def test_good_plans_pass(rank, plan):
 )
 def test_plans_that_cannot_be_carried_out_are_refused(rank, plan, limits, found):
     assert rank.breach(*plan, **limits) == found
+
+
+@pytest.mark.parametrize(
+    ("plan", "found"),
+    [
+        (None, ("a Plan", "None")),
+        (Plan([Prefill(0, 6)]), ("a tuple of prefills", "[Prefill(uid=0, tokens=6)]")),
+        (Plan(iter([Prefill(0, 6)])), ("a tuple of prefills", ANY)),
+        (Plan(((0, 6),)), ("prefills of two integers", "(0, 6)")),
+        (Plan((Prefill(0, 6.0),)), ("prefills of two integers", "Prefill(uid=0, tokens=6.0)")),
+        (Plan((Prefill(np.int64(0), 6),)), ("prefills of two integers", ANY)),
+        (Plan((Prefill(0, 6),), 1), ("decode to be True or False", "1")),
+    ],
+)
+def test_what_is_no_plan_is_refused(plan, found):
+    assert malformed(plan) == found
 
 
 def test_nothing_may_be_computed_only_where_a_last_token_is_awaited(rank):

@@ -40,8 +40,6 @@ def bug(cls: type, name: str, seeds: int):
 
     return add
 
-    return add
-
 
 def plant(name: str, patch: pytest.MonkeyPatch) -> int:
     """Plant a bug; the number of seeds within which it must be found."""

@@ -191,5 +191,5 @@ class Simulation:
         if request.uid not in queues.running:
             return "retracted" if request.has_started else "waiting"
         if request.pending:
-            return "mid-prompt" if request.length else "first chunk"
+            return "mid-prompt"
         return "decoding" if uid in queues.decoding else "last token"
