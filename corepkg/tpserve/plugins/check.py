@@ -30,8 +30,8 @@ TestContract = contract_of({key!r}, device={device!r})
 FLAGS = ("-q", "--tb=short", "--no-header", "--strict-markers", "-p", "no:cacheprovider")
 KIT = "tpserve.testing.pytest_plugin"
 
-PATIENCE = 60.0
-"""Seconds that a test waits at most for what should come at once; less where the limit is less."""
+PATIENCE = 10.0, 60.0
+"""Seconds that a test waits for what should come at once: a third of its limit, but no less and no more than these."""
 
 PATIENCE_VARIABLE = "TPSERVE_TESTING_PATIENCE"
 """Where the contracts' processes read it."""
@@ -67,7 +67,7 @@ def check_contract(
         tests.write_text(TESTS.format(key=plugin.entry.key, device=device))
         command = [sys.executable, "-P", "-m", "pytest", *FLAGS, "-p", KIT, f"--rootdir={folder}", "-c", os.devnull]
         command += [f"--tpserve-limit={limit:g}", f"--maxfail={failures}", *(["-m", "not slow"] if fast else [])]
-        environ = {"TMPDIR": folder, PATIENCE_VARIABLE: f"{min(PATIENCE, limit / 3):g}"}
+        environ = {"TMPDIR": folder, PATIENCE_VARIABLE: f"{min(max(limit / 3, PATIENCE[0]), PATIENCE[1]):g}"}
         return _run([*command, str(tests)], environ) == 0
 
 

@@ -20,6 +20,9 @@ import pytest
 
 __all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard", "tpserve_limit"]
 
+AGAIN = 30.0
+"""Seconds after which a test that was failed is interrupted once more: what hangs may hang when it is closed, too."""
+
 CONTRACTS = (
     "attention",
     "comm",
@@ -94,7 +97,7 @@ def _limit(seconds: float) -> Iterator[None]:
         pytest.fail(f"the test takes more than {seconds:g} s")
 
     previous = signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again, for what hangs may hang once more when it is closed
+    signal.setitimer(signal.ITIMER_REAL, seconds, max(seconds, AGAIN))
     try:
         yield
     finally:

@@ -105,6 +105,7 @@ def test_a_check_that_is_terminated_leaves_nothing_behind(tmp_path: Path, monkey
     command = [sys.executable, "-m", "tpserve.cli.main", "plugins", "check", "policy.hanging"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as check:
         pytest_of_it = await_child(check.pid)
+        time.sleep(0.5)
         check.send_signal(signal.SIGTERM)
         assert check.wait(60) == 128 + signal.SIGTERM
 
