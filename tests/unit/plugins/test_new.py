@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,4 +156,5 @@ def test_a_new_transport_s_leader_greets_followers_only(
             leader.connect(time.monotonic() + 30)
 
         stranger.settimeout(30)
-        assert stranger.recv(1) == b"", caught.value
+        with suppress(ConnectionResetError):  # there was more to read
+            assert stranger.recv(1) == b"", caught.value
