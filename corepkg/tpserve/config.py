@@ -24,6 +24,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         model: a folder, a .gguf file or a hub id; empty: the embedded default model.
+        load_format: what the weights must be: ``auto``, ``safetensors``, ``gguf``; ``dummy`` draws them at random, and
+            of the model only config.json is needed.
         served_model_name: the name that clients use; empty: derived from ``model``.
         host: address to listen on.
         port: TCP port; 0 takes a free one.
@@ -32,20 +34,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         pipe_transport: carries the pipes where ``transport`` cannot.
         sync: announces the rounds.
         policy: decides what runs next.
-        attn: attention backend.
+        attn: attention backend; ``PREFILL,DECODE`` takes two.
         ops: fused layer steps and sampling.
         comm: tensor communication between ranks.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32``, ``bfloat16``, ``float16``; ``auto``: bfloat16 on CUDA, else the model's own, never float16.
         page_size: tokens a KV page, 1 … 256.
         kv_tokens: tokens in the KV pool; 0: from ``memory_fraction``.
-        memory_fraction: share of the device's memory for weights and KV pool together.
+        memory_fraction: share of the device's memory for all that a server keeps there.
         max_context: longest sequence; 0: the model's own limit.
         max_running_requests: most requests in a batch.
-        max_step_tokens: most tokens that one step computes; 0: on the CPU what takes about a second, on CUDA 8192.
+        max_step_tokens: most tokens that one step computes; 0: on the CPU what takes about a second, on CUDA 16384.
         chunked_prefill_size: most tokens of one prompt that one step computes; 0: as many as a step may.
         cache: ``radix`` keeps computed pages for prompts that begin alike; ``none`` does not.
         overlap: decide the next round while a step is computed.
+        cuda_graph: replay decode steps from CUDA graphs, where all parts can be recorded.
         max_requests: most requests in flight; past it the server answers 503 with Retry-After.
         max_queued_requests: most beyond ``max_running_requests``; past it, 429 with Retry-After. 0: no limit.
         tokenizers: tokenizer processes.
@@ -61,12 +64,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         startup_timeout: seconds until the server must be ready.
         drain_timeout: seconds that a stopping server gives running requests.
         max_restarts: how often processes that died are started again before the server gives up.
+        profile: a folder to which each rank writes a trace of some steady steps; empty: none.
         record: a file to which rank 0 writes all that it decides and from what; empty: none.
         log_level: debug, info, warning or error.
         options: plugin options: ``{"transport": {"send_buffer": 8192}}``, keyed by kind, or by ``kind.name``.
     """
 
     model: str = ""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     served_model_name: str = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
@@ -89,6 +94,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chunked_prefill_size: Natural = 0
     cache: Literal["radix", "none"] = "radix"
     overlap: bool = True
+    cuda_graph: bool = True
     max_requests: Positive = 4096
     max_queued_requests: Natural = 0
     tokenizers: Positive = 1
@@ -104,6 +110,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     startup_timeout: Seconds = 600.0
     drain_timeout: Annotated[float, Meta(ge=0)] = 5.0
     max_restarts: Natural = 3
+    profile: str = ""
     record: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     options: dict[str, dict[str, Any]] = {}

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu.engines import TORCH, TRITON, engine_on
 from tests.gpu.waiting import no_waiting
 
-from tpserve.api import NoOptions
-from tpserve.config import ServeConfig
-from tpserve.distributed.partition import Partition
-from tpserve.engine.build import build_engine
 from tpserve.messages import SamplingParams
-from tpserve.models.config import ModelConfig
-from tpserve.ops.reference import TorchOps
-from tpserve.step import Engine, PageWrite, Sequence, SlotParams, Step, TokenWrite
+from tpserve.step import PageWrite, Sequence, SlotParams, Step, TokenWrite
 from tpserve.testing.engine import generate
 from tpserve.testing.models import make_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-TORCH = "tpserve.attention.reference:TorchAttention"
-TRITON = pytest.param(
-    "tpserve_attn_triton.attention:TritonAttention",
-    marks=pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
-)
-
-
-def engine_on(device: str, attention: str, folder: Path) -> Engine:
-    model = ModelConfig.from_folder(folder)
-    config = ServeConfig(dtype="float32", max_context=512, max_running_requests=8, kv_tokens=2048)
-    module, _, name = attention.partition(":")
-    make = getattr(import_module(module), name)
-    return build_engine(
-        config,
-        model,
-        folder,
-        Partition.of(model, 1, 0),
-        device,
-        lambda shape: make(NoOptions(), shape),
-        TorchOps(NoOptions()),
-        None,
-    )
 
 
 @pytest.mark.parametrize("attention", [TORCH, TRITON])

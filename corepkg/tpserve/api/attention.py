@@ -3,6 +3,10 @@
 A backend is planned once a step and run once a layer. Query tokens of all sequences lie back to back; sequence ``i``
 has ``query_lens[i]`` of them, the last of its ``kv_lens[i]`` cached tokens, and attention is causal.
 The KV store happens before :meth:`Attention.run` (the ``ops`` kind does it), so the cache already holds the new tokens.
+
+A CUDA graph can hold the decode of a backend whose capability ``cuda_graph`` says so. :meth:`Attention.plan` comes in
+two halves there: :meth:`Attention.replay`, what the host does before each replay, and :meth:`Attention.capture`, which
+is recorded.
 """
 
 from __future__ import annotations
@@ -96,6 +100,34 @@ class Attention(ABC):
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for one step; called once before the first layer."""
+
+    def capture(self, batch: AttentionBatch) -> None:
+        """Plan a decode batch inside a CUDA graph, in the place of :meth:`plan`; followed by a :meth:`run` a layer.
+
+        Called only where the capability ``cuda_graph`` is stated: once or more to warm up, and then while the current
+        stream is recorded, each time after :meth:`replay` for the same number of sequences. Of the batch, the number of
+        sequences and the addresses of ``page_table``, ``slots_tensor``, ``kv_lens_tensor`` and ``query_starts`` (the
+        running sum of ones) are those of every replay; all else may change.
+
+        What is launched here and by the ``run`` calls is recorded; both wait for nothing and copy nothing from the
+        host. **The guarantee**: a replay attends to what those four tensors say then, provided that :meth:`replay` was
+        called before it. Graphs for several numbers of sequences are recorded in turn and replayed in any order, with
+        steps of :meth:`plan` between them.
+
+        The default is :meth:`plan`: enough where a plan of decode reads nothing but those tensors, on the device.
+        """
+        self.plan(batch)
+
+    def replay(self, batch: AttentionBatch) -> None:  # noqa: B027 - by default there is nothing to do
+        """Do what the host has to, before a replay of the graph recorded for as many sequences as ``batch`` has.
+
+        Args:
+            batch: as in :meth:`capture`, with the true ``kv_lens`` and ``slots`` of this step. The graph before may
+                still be running, and the device may not have written ``kv_lens_tensor`` yet: lengths are read from the
+                host's lists, and nothing waits.
+
+        The default does nothing.
+        """
 
     @abstractmethod
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:

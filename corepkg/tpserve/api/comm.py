@@ -2,6 +2,10 @@
 
 **The guarantee**: every rank ends an operation with identical bits, because sums are taken in one fixed order.
 Ranks call the same operations in the same order with tensors of the same shape and dtype.
+
+An operation on tensors of a CUDA device may return when it has been launched, on torch's current stream. Its errors
+then come from a later operation, or from :meth:`Comm.wait`; before that, nothing that the device computed is to be
+believed.
 """
 
 from __future__ import annotations
@@ -76,6 +80,13 @@ class Comm(ABC):
     def min(self, value: int) -> int:
         """The least of a 64-bit integer over the ranks; for what must be agreed at start-up."""
 
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait until the device has come to ``event``; raises where an operation before it has not ended well.
+
+        The default is for operations that are over when they return.
+        """
+        event.synchronize()
+
     @abstractmethod
     def close(self) -> None:
-        """Leave the group. May be called twice."""
+        """Leave the group. No CUDA graph holds an operation any more. May be called twice."""

@@ -58,6 +58,14 @@ class Ops(ABC):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a product with ``weight`` ``[out, in]``; called once at loading, where weights may be repacked."""
 
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """As :meth:`linear` for ``weight`` ``[2 * d, in]``, and then :meth:`silu_and_mul`: ``[n, in] -> [n, d]``.
+
+        Override it where one kernel can do both.
+        """
+        linear = self.linear(weight, bias)
+        return lambda x: self.silu_and_mul(linear(x))
+
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm over the last dimension (Zhang & Sennrich, 2019), computed in float32."""

@@ -108,11 +108,13 @@ class OpsCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         devices: device types.
         dtypes: dtype names.
+        min_sm: the least CUDA compute capability times ten, or 0.
         cuda_graph: a CUDA graph can hold them.
     """
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    min_sm: int = 0
     cuda_graph: bool = False
 
 

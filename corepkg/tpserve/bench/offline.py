@@ -34,6 +34,7 @@ PACKAGES = ("tpserve", "torch", "transformers")
 
 WORKLOADS: dict[str, Callable[[int, int, int], Workload]] = {
     "mixed": lambda requests, seed, vocab: workload.mixed(requests, seed),
+    "stream": lambda requests, seed, vocab: Workload(workload.fixed(requests, 100, seed, vocab), [256] * requests),
     "fixed": lambda requests, seed, vocab: Workload(workload.fixed(requests, 128, seed, vocab), [64] * requests),
     "shared": lambda requests, seed, vocab: workload.shared_prefix(8, -(-requests // 8), 512, 32, 16, seed, vocab),
 }
@@ -89,11 +90,13 @@ class Arm(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: beside the defaults.
+        start_seconds: until its engine was ready.
         runs: in the order of the repeats.
         tokens_per_second: the median of the runs.
     """
 
     settings: dict[str, Any]
+    start_seconds: float
     runs: list[Run]
     tokens_per_second: float
 
@@ -130,7 +133,11 @@ def measure(
     order = Random(plan.seed)
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     with ExitStack() as engines:
-        llms = {name: engines.enter_context(LLM(plan.model, **settings)) for name, settings in arms.items()}
+        llms, starts = {}, {}
+        for name, settings in arms.items():
+            begun = time.monotonic()
+            llms[name] = engines.enter_context(LLM(plan.model, **settings))
+            starts[name] = time.monotonic() - begun
         largest = min(LARGEST, *(llm.limits.vocab_size - 1 for llm in llms.values()))
         for repeat in range(-1, plan.repeats):
             requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
@@ -147,7 +154,7 @@ def measure(
     return Report(
         about=about(PACKAGES),
         plan=plan,
-        arms={name: Arm(dict(arms[name]), runs[name], median(speeds[name])) for name in arms},
+        arms={name: Arm(dict(arms[name]), starts[name], runs[name], median(speeds[name])) for name in arms},
         ratios={name: _ratio(speeds[first], speeds[name], plan.seed) for name in arms if name != first},
     )
 

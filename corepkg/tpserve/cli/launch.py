@@ -52,6 +52,9 @@ def launch(
     ] = None,
     device: Annotated[str | None, _flag("device", MODEL, "auto, cpu or cuda.")] = None,
     dtype: Annotated[str | None, _flag("dtype", MODEL, "auto, float32, bfloat16 or float16.")] = None,
+    load_format: Annotated[
+        str | None, _flag("load_format", MODEL, "auto, safetensors, gguf, or dummy: drawn at random.")
+    ] = None,
     tp: Annotated[int | None, _flag("tp", MODEL, "Ranks that share the model (tensor parallelism).")] = None,
     host: Annotated[str | None, _flag("host", NETWORK, "Address to listen on.")] = None,
     port: Annotated[int | None, _flag("port", NETWORK, "TCP port; 0 takes a free one.")] = None,
@@ -61,7 +64,7 @@ def launch(
     ] = None,
     sync: Annotated[str | None, _flag("sync", PARTS, "Tells the ranks what arrived in a round.")] = None,
     policy: Annotated[str | None, _flag("policy", PARTS, "Decides what runs next.")] = None,
-    attn: Annotated[str | None, _flag("attn", PARTS, "Attention kernels.")] = None,
+    attn: Annotated[str | None, _flag("attn", PARTS, "Attention kernels; two as PREFILL,DECODE.")] = None,
     ops: Annotated[str | None, _flag("ops", PARTS, "Kernels of all other layer steps, and the sampler.")] = None,
     comm: Annotated[str | None, _flag("comm", PARTS, "Combines tensors between ranks.")] = None,
     option: Annotated[
@@ -79,7 +82,7 @@ def launch(
         int | None, _flag("kv_tokens", CAPACITY, "Tokens in the KV pool; 0: from --memory-fraction.")
     ] = None,
     memory_fraction: Annotated[
-        float | None, _flag("memory_fraction", CAPACITY, "Share of the device's memory for weights and KV pool.")
+        float | None, _flag("memory_fraction", CAPACITY, "Share of the device's memory for weights, steps and KV pool.")
     ] = None,
     max_context: Annotated[
         int | None, _flag("max_context", CAPACITY, "Longest sequence in tokens; 0: the model's own limit.")
@@ -100,6 +103,9 @@ def launch(
     ] = None,
     overlap: Annotated[
         bool | None, _flag("overlap", CAPACITY, "Decide the next round while a step is computed, or wait for it.")
+    ] = None,
+    cuda_graph: Annotated[
+        bool | None, _flag("cuda_graph", PARTS, "Replay decode steps from CUDA graphs, where all parts allow it.")
     ] = None,
     max_requests: Annotated[
         int | None, _flag("max_requests", CAPACITY, "Most requests in flight; past it, 503 with Retry-After.")
@@ -140,6 +146,10 @@ def launch(
     record: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Record all that is decided, for tpserve replay.", rich_help_panel=PROCESSES),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Trace some steady steps of each rank.", rich_help_panel=PROCESSES),
     ] = None,
     log_level: Annotated[str | None, _flag("log_level", NETWORK, "debug, info, warning or error.")] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A YAML file of settings.")] = None,

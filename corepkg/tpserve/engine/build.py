@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from tpserve.api import Attention, AttentionShape, Comm, Ops
 from tpserve.config import ServeConfig
 from tpserve.distributed.partition import Partition
 from tpserve.engine.engine import ModelEngine
+from tpserve.engine.graphs import GraphRecorder, ladder
 from tpserve.engine.memory import allocate_caches, page_count
+from tpserve.engine.rehearsal import rehearsal, rehearsal_pages, rehearse
 from tpserve.models.config import ModelConfig
 from tpserve.models.decoder import Decoder
 from tpserve.step import Engine, EngineLimits
+from tpserve.weights.dummy import draw_shard
 from tpserve.weights.loader import load_shard
 
 __all__ = ["attention_shape", "build_engine"]
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -34,7 +42,7 @@ def build_engine(
     """Load this rank's share of a model and make the engine that computes with it.
 
     Args:
-        config: the server's settings; ``dtype`` names one (``auto`` is resolved before).
+        config: the server's settings; ``dtype``, ``max_step_tokens`` and ``cuda_graph`` say what was decided.
         model: the model's shape.
         folder: where its weights are.
         partition: this rank's share.
@@ -53,24 +61,54 @@ def build_engine(
     if config.threads and device == "cpu":
         torch.set_num_threads(config.threads)
     shape = attention_shape(config, model, partition, device)
-    weights = load_shard(folder, model, partition, getattr(torch, shape.dtype), device, progress)
+    if config.load_format == "dummy":
+        weights = draw_shard(model, partition, getattr(torch, shape.dtype), device)
+    else:
+        weights = load_shard(folder, model, partition, getattr(torch, shape.dtype), device, progress)
     backend = attention(shape)
     comm = join() if join else None
     with torch.inference_mode():
         decoder = Decoder(model, partition, weights, ops, backend, comm, shape.max_context)
-        pages = page_count(config, shape, partition.size)
-        if comm is not None:
-            pages = comm.min(pages)
-        caches = allocate_caches(shape, pages)
+
+    def count_pages(reserve: int) -> int:
+        pages = page_count(config, shape, partition.size, reserve)
+        return pages if comm is None else comm.min(pages)
+
+    def make(limits: EngineLimits) -> ModelEngine:
+        # A page more, for what pads a batch.
+        return ModelEngine(limits, decoder, backend, ops, allocate_caches(shape, limits.pages + 1), comm, device)
+
     limits = EngineLimits(
-        pages=pages,
+        pages=count_pages(0),
         page_size=shape.page_size,
         slots=shape.max_running,
         max_context=shape.max_context,
         vocab_size=model.vocab_size,
         eos_ids=model.eos_ids,
     )
-    return ModelEngine(limits, decoder, backend, ops, caches, comm, device)
+    if not device.startswith("cuda"):
+        return make(limits)
+    sizes = ladder(shape.max_running) if config.cuda_graph else []
+    reserve = _rehearse(make, limits, config.max_step_tokens, sizes, device)
+    engine = make(replace(limits, pages=count_pages(reserve)))
+    if sizes:
+        begun = time.monotonic()
+        engine.record(sizes, GraphRecorder(device))
+        logger.info("recorded CUDA graphs of %d batch sizes in %.1f s", len(sizes), time.monotonic() - begun)
+    return engine
+
+
+def _rehearse(
+    make: Callable[[EngineLimits], ModelEngine], limits: EngineLimits, tokens: int, sizes: list[int], device: str
+) -> int:
+    """Rehearse steps of ``tokens`` tokens, or as many as the pool can hold; the bytes that they and graphs need."""
+    begun = time.monotonic()
+    while rehearsal_pages(limits, tokens) > limits.pages and tokens > 1:
+        tokens //= 2
+    small = replace(limits, pages=rehearsal_pages(limits, tokens))
+    needed = rehearse(lambda: make(small), rehearsal(small, tokens), sizes, device)
+    logger.info("steps and graphs need %.0f MiB; tried in %.1f s", needed / (1 << 20), time.monotonic() - begun)
+    return needed
 
 
 def attention_shape(config: ServeConfig, model: ModelConfig, partition: Partition, device: str) -> AttentionShape:

@@ -89,7 +89,9 @@ def make_inputs(step: Step, state: DeviceState, page_size: int) -> StepInputs:
         rows=None if len(sampled) == bounds[-1] else rows,
         slots=slots,
         ends=ends,
-        sampling=state.sampling(slots_list, slots, ends),
+        sampling=state.sampling(
+            slots, ends, all_greedy=state.is_greedy(slots_list), any_filter=state.is_filtered(slots_list)
+        ),
     )
     return StepInputs(
         tokens=state.tokens[token_slots, positions],

@@ -27,11 +27,12 @@ def page_bytes(shape: AttentionShape) -> int:
     return shape.layers * 2 * shape.page_size * shape.kv_heads * shape.head_dim * item
 
 
-def page_count(config: ServeConfig, shape: AttentionShape, ranks: int) -> int:
+def page_count(config: ServeConfig, shape: AttentionShape, ranks: int, reserve: int = 0) -> int:
     """Pages that this rank can offer; call it when the weights are loaded. Ranks then agree on the least.
 
     ``kv_tokens`` is taken as it is. Otherwise it is what is left of ``memory_fraction`` of the device beside all that
-    uses it now, on the CPU a rank's part of that and at most ``CPU_POOL``; never more than every slot could fill.
+    uses it now and a ``reserve`` in bytes, for ranks that share a device a part of that, on the CPU at most
+    ``CPU_POOL``; never more than every slot could fill.
 
     Raises:
         LaunchError: there is no room for a single page.
@@ -40,7 +41,7 @@ def page_count(config: ServeConfig, shape: AttentionShape, ranks: int) -> int:
         return -(-config.kv_tokens // shape.page_size)
     if shape.device.startswith("cuda"):
         free, total = torch.cuda.mem_get_info(shape.device)
-        room = free - (1 - config.memory_fraction) * total
+        room = (free - (1 - config.memory_fraction) * total) / (1 if config.device_step else ranks) - reserve
     else:
         memory = psutil.virtual_memory()
         room = min((memory.available - (1 - config.memory_fraction) * memory.total) / ranks, CPU_POOL)

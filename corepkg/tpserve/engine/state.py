@@ -13,7 +13,7 @@ from tpserve.api import SamplingBatch
 from tpserve.step import EngineLimits, SlotParams, Step
 from tpserve.tokens import TYPECODE
 
-__all__ = ["DeviceState", "upload"]
+__all__ = ["DeviceState", "pinned", "upload"]
 
 _GREEDY = SlotParams(slot=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -26,23 +26,26 @@ def upload(device: str, *columns: Iterable[int]) -> tuple[torch.Tensor, ...]:
 
 
 class DeviceState:
-    """One row (*slot*) for each running request.
+    """One row (*slot*) for each running request, and a last one for what pads a batch.
 
     Attributes:
-        tokens: int32 ``[slots, max_context + 1]``; the token at ``max_context`` is drawn and never computed.
-        pages: int32 ``[slots, max_pages]``.
+        spare: the last row. Its pages are one behind those of the pool.
+        tokens: int32 ``[slots + 1, max_context + 1]``; the token at ``max_context`` is drawn and never computed.
+        pages: int32 ``[slots + 1, max_pages]``.
     """
 
     def __init__(self, limits: EngineLimits, device: str) -> None:
         self.device = device
-        max_pages = -(-limits.max_context // limits.page_size)
-        self.tokens = torch.zeros(limits.slots, limits.max_context + 1, dtype=torch.int32, device=device)
-        self.pages = torch.zeros(limits.slots, max_pages, dtype=torch.int32, device=device)
+        self.spare = limits.slots
+        rows, max_pages = limits.slots + 1, -(-limits.max_context // limits.page_size)
+        self.tokens = torch.zeros(rows, limits.max_context + 1, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.pages[self.spare] = limits.pages
         # temperature, top_p, min_p: one tensor, so that a step gathers them at once.
-        self._shares = torch.zeros(3, limits.slots, dtype=torch.float32, device=device)
-        self._top_k = torch.zeros(limits.slots, dtype=torch.int32, device=device)
-        self._seed = torch.zeros(limits.slots, dtype=torch.int64, device=device)
-        self._params = [_GREEDY] * limits.slots
+        self._shares = torch.zeros(3, rows, dtype=torch.float32, device=device)
+        self._top_k = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._seed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._params = [_GREEDY] * rows
 
     def apply(self, step: Step) -> None:
         """Write what a step changes; later writes win."""
@@ -51,19 +54,29 @@ class DeviceState:
         if step.params:
             self._set_params({params.slot: params for params in step.params})
 
-    def sampling(self, slots: list[int], slots_tensor: torch.Tensor, positions: torch.Tensor) -> SamplingBatch:
-        """How to draw one token for each slot, at ``positions`` int64 ``[n]``."""
-        chosen = [self._params[slot] for slot in slots]
-        temperature, top_p, min_p = self._shares.index_select(1, slots_tensor).unbind(0)
+    def is_greedy(self, slots: Iterable[int]) -> bool:
+        """Whether all of these slots take the most likely token."""
+        return all(self._params[slot].temperature == 0 for slot in slots)
+
+    def is_filtered(self, slots: Iterable[int]) -> bool:
+        """Whether any of these slots has a top_k, top_p or min_p."""
+        chosen = (self._params[slot] for slot in slots)
+        return any(each.top_k or each.top_p < 1 or each.min_p for each in chosen)
+
+    def sampling(
+        self, slots: torch.Tensor, positions: torch.Tensor, *, all_greedy: bool, any_filter: bool
+    ) -> SamplingBatch:
+        """How to draw one token for each slot: int64 ``[n]``, at ``positions`` int64 ``[n]``."""
+        temperature, top_p, min_p = self._shares.index_select(1, slots).unbind(0)
         return SamplingBatch(
             temperature=temperature,
-            top_k=self._top_k[slots_tensor],
+            top_k=self._top_k[slots],
             top_p=top_p,
             min_p=min_p,
-            seed=self._seed[slots_tensor],
+            seed=self._seed[slots],
             position=positions,
-            all_greedy=all(each.temperature == 0 for each in chosen),
-            any_filter=any(each.top_k or each.top_p < 1 or each.min_p for each in chosen),
+            all_greedy=all_greedy,
+            any_filter=any_filter,
         )
 
     def _set_params(self, changed: dict[int, SlotParams]) -> None:
@@ -98,9 +111,14 @@ def _write(table: torch.Tensor, writes: Sequence[tuple[int, int, list[int] | arr
     table.view(-1)[_send(torch.from_numpy(cells), device)] = _send(torch.from_numpy(values), device)
 
 
+def pinned(host: torch.Tensor, device: str) -> torch.Tensor:
+    """A tensor from which a copy to the device need not be waited for."""
+    return host.pin_memory() if device.startswith("cuda") else host
+
+
 def _send(host: torch.Tensor, device: str) -> torch.Tensor:
     """Copy a tensor to the device without waiting for it; on the CPU it is there already."""
-    return (host.pin_memory() if device.startswith("cuda") else host).to(device, non_blocking=True)
+    return pinned(host, device).to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tpserve.errors import ModelError, RequestError
 from tpserve.frontend.chat_template import ChatTemplate
@@ -37,13 +37,19 @@ class TextCodec:
         self._table = TokenBytes(tokenizer, self._special) if is_byte_level else None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Self:
+    def from_folder(cls, folder: Path, *, or_bytes: bool = False) -> Self:
         """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of a model's folder.
+
+        Args:
+            folder: the model's.
+            or_bytes: where there is no tokenizer.json, every byte is a token: for models with dummy weights.
 
         Raises:
             ModelError: there is no tokenizer.json, or a file cannot be read.
         """
         path = folder / "tokenizer.json"
+        if or_bytes and not path.is_file():
+            return cls(_byte_tokenizer())
         if not path.is_file():
             raise ModelError(
                 f"{folder} has no tokenizer.json", "Save the model's tokenizer there in Hugging Face's fast format."
@@ -99,6 +105,15 @@ class TextCodec:
         if self._table is not None:
             return ByteStream(self._table)
         return WindowStream(self._tokenizer, self._special)
+
+
+def _byte_tokenizer() -> Tokenizer:
+    """A token for each of the 256 bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: token for token, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:

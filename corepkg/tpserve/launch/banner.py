@@ -32,6 +32,7 @@ def describe(plan: Plan) -> list[Row]:
         ("sync", composition.sync, "one rank announces nothing"),
         ("policy", composition.policy, ""),
         ("attention", composition.attention, ""),
+        *([("decode", composition.decode_attention, "")] if composition.decode_attention else []),
         ("ops", composition.ops, ""),
         ("comm", composition.comm, "one rank has nobody to combine with"),
     ]
@@ -43,6 +44,7 @@ def describe(plan: Plan) -> list[Row]:
         ("device", ", ".join(dict.fromkeys(place.device for place in composition.places)), composition.device.reason),
         ("dtype", composition.dtype, composition.dtype_reason),
         *_limits(plan.config, model),
+        ("CUDA graphs", "yes" if composition.cuda_graph else "no", composition.cuda_graph_reason),
         ("step", f"{composition.step_tokens:,} tokens", composition.step_reason),
         ("threads", str(composition.places[0].threads), _cores(composition)),
     ]

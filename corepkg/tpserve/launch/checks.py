@@ -11,6 +11,7 @@ from tpserve.api import (
     AttentionCapabilities,
     AttentionSpec,
     CommSpec,
+    OpsCapabilities,
     OpsSpec,
     Spec,
     TransportCapabilities,
@@ -20,7 +21,7 @@ from tpserve.config import ServeConfig
 from tpserve.launch.devices import Device
 from tpserve.models.config import ModelConfig
 
-__all__ = ["anything", "check_attention", "check_comm", "check_fanout", "check_ops", "check_pipes"]
+__all__ = ["anything", "can_be_recorded", "check_attention", "check_comm", "check_fanout", "check_ops", "check_pipes"]
 
 
 def anything(spec: Spec) -> str | None:
@@ -47,13 +48,13 @@ def check_pipes(spec: Spec) -> str | None:
 def check_attention(config: ServeConfig, model: ModelConfig, device: Device, dtype: str, spec: Spec) -> str | None:
     """Attention for this model's shape, on this device."""
     can = cast(AttentionSpec, spec).capabilities
-    return _check_kernels(can.devices, can.dtypes, device, dtype) or _check_shape(can, config, model, device)
+    return _check_kernels(can, device, dtype) or _check_shape(can, config, model)
 
 
 def check_ops(device: Device, dtype: str, spec: Spec) -> str | None:
     """Ops for this device and dtype."""
     can = cast(OpsSpec, spec).capabilities
-    return _check_kernels(can.devices, can.dtypes, device, dtype)
+    return _check_kernels(can, device, dtype)
 
 
 def check_comm(config: ServeConfig, device: Device, spec: Spec) -> str | None:
@@ -66,17 +67,22 @@ def check_comm(config: ServeConfig, device: Device, spec: Spec) -> str | None:
     return None
 
 
-def _check_kernels(devices: tuple[str, ...], dtypes: tuple[str, ...], device: Device, dtype: str) -> str | None:
-    if devices and device.type not in devices:
-        return f"runs on {_list(devices)}, not {device.type}"
-    if dtypes and dtype not in dtypes:
-        return f"computes in {_list(dtypes)}, not {dtype}"
+def can_be_recorded(spec: Spec) -> bool:
+    """Whether a CUDA graph can hold a part that computes."""
+    return cast(AttentionSpec | OpsSpec | CommSpec, spec).capabilities.cuda_graph
+
+
+def _check_kernels(can: AttentionCapabilities | OpsCapabilities, device: Device, dtype: str) -> str | None:
+    if can.devices and device.type not in can.devices:
+        return f"runs on {_list(can.devices)}, not {device.type}"
+    if can.dtypes and dtype not in can.dtypes:
+        return f"computes in {_list(can.dtypes)}, not {dtype}"
+    if device.sm < can.min_sm:
+        return f"needs compute capability {can.min_sm / 10:g}, and the device has {device.sm / 10:g}"
     return None
 
 
-def _check_shape(can: AttentionCapabilities, config: ServeConfig, model: ModelConfig, device: Device) -> str | None:
-    if device.sm < can.min_sm:
-        return f"needs compute capability {can.min_sm / 10:g}, and the device has {device.sm / 10:g}"
+def _check_shape(can: AttentionCapabilities, config: ServeConfig, model: ModelConfig) -> str | None:
     if can.head_dims and model.head_dim not in can.head_dims:
         return f"has head sizes {_list(can.head_dims)}, and the model's is {model.head_dim}"
     if can.page_sizes and config.page_size not in can.page_sizes:

@@ -14,9 +14,17 @@ import msgspec
 from tpserve.api import Spec
 from tpserve.config import AUTO, ServeConfig
 from tpserve.distributed.partition import Partition
-from tpserve.errors import PluginError, UnavailablePlugin, UnsupportedByPlugin
+from tpserve.errors import ConfigError, PluginError, UnavailablePlugin, UnsupportedByPlugin
 from tpserve.launch.affinity import Place, place_ranks
-from tpserve.launch.checks import anything, check_attention, check_comm, check_fanout, check_ops, check_pipes
+from tpserve.launch.checks import (
+    anything,
+    can_be_recorded,
+    check_attention,
+    check_comm,
+    check_fanout,
+    check_ops,
+    check_pipes,
+)
 from tpserve.launch.devices import Accelerators, Device, choose_device
 from tpserve.models.config import ModelConfig
 from tpserve.plugins.registry import Registry
@@ -27,11 +35,11 @@ __all__ = ["Composition", "Part", "load_part", "resolve"]
 TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
-KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
+KERNELS = {"cuda": ("triton", "flashinfer", "torch"), "cpu": ("torch",)}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
-CUDA_STEP_TOKENS = 8192
+CUDA_STEP_TOKENS = 16384
 CPU_STEP_TOKENS = (128, 1024)
 """The most tokens of a step unless ``max_step_tokens`` says otherwise; on the CPU the least and the most of that."""
 
@@ -72,6 +80,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         sync: announces rounds; None with one rank.
         policy: decides what runs next.
         attention: attention kernels.
+        decode_attention: those for sequences with one new token, if they are others.
         ops: the fused steps and the sampler.
         comm: combines tensors; None with one rank.
         device: what is computed on.
@@ -81,6 +90,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         places: where each rank runs.
         step_tokens: the most tokens that one step computes.
         step_reason: why so many.
+        cuda_graph: whether decode steps are replayed from CUDA graphs.
+        cuda_graph_reason: why, or why not.
     """
 
     transport: Part | None
@@ -88,6 +99,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     sync: Part | None
     policy: Part
     attention: Part
+    decode_attention: Part | None = None
     ops: Part
     comm: Part | None
     device: Device
@@ -97,6 +109,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     places: list[Place]
     step_tokens: int
     step_reason: str
+    cuda_graph: bool
+    cuda_graph_reason: str
 
 
 def resolve(
@@ -115,7 +129,7 @@ def resolve(
         UnsupportedByPlugin: a part that was asked for cannot do what it must.
         UnavailablePlugin, UnknownPlugin, PluginConflict, PluginError: a part that was asked for cannot be used, or none
             that auto knows can.
-        ConfigError: options that a part does not have, or an affinity that is not understood.
+        ConfigError: options that a part does not have, or an affinity or attention that is not understood.
         ModelError: the model cannot be split over so many ranks.
         LaunchError: there are too few devices.
     """
@@ -129,14 +143,19 @@ def resolve(
     chooser = _Chooser(registry, config)
     fits_transport = partial(check_fanout, several or not offline)
     transport = chooser.choose_if(several, "transport", config.transport, TRANSPORTS, fits_transport)
+    attention, decode_attention = _attention(chooser, config, kernels, fits_attention)
+    ops = chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype))
+    comm = chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device))
+    cuda_graph, cuda_graph_reason = _cuda_graph(config, device, registry, [decode_attention or attention, ops, comm])
     return Composition(
         transport=transport,
         pipes=None if offline else _pipes(chooser, config, transport),
         sync=chooser.choose_if(several, "sync", config.sync, SYNCS, anything),
         policy=chooser.choose("policy", config.policy, POLICIES, anything),
-        attention=chooser.choose("attention", config.attn, kernels, fits_attention),
-        ops=chooser.choose("ops", config.ops, kernels, partial(check_ops, device, dtype)),
-        comm=chooser.choose_if(several, "comm", config.comm, COMMS[device.type], partial(check_comm, config, device)),
+        attention=attention,
+        decode_attention=decode_attention,
+        ops=ops,
+        comm=comm,
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
@@ -144,6 +163,8 @@ def resolve(
         places=place_ranks(config, device.type),
         step_tokens=step_tokens,
         step_reason=step_reason,
+        cuda_graph=cuda_graph,
+        cuda_graph_reason=cuda_graph_reason,
     )
 
 
@@ -218,6 +239,22 @@ def _pipes(chooser: _Chooser, config: ServeConfig, transport: Part | None) -> Pa
     return msgspec.structs.replace(part, reason="as the transport") if transport else part
 
 
+def _attention(
+    chooser: _Chooser, config: ServeConfig, candidates: Sequence[str], check: Check
+) -> tuple[Part, Part | None]:
+    """One backend for all sequences, or one for those with several new tokens and one for those with one."""
+    names = config.attn.split(",")
+    if len(names) == 1:
+        return chooser.choose("attention", config.attn, candidates, check), None
+    if len(names) > 2 or not all(names):
+        raise ConfigError(f"attn is {config.attn!r}", "Write one backend, or two as PREFILL,DECODE")
+    try:
+        prefill = chooser.choose("attention", names[0], candidates, check)
+        return prefill, chooser.choose("attention", names[1], candidates, check, general=False)
+    except PluginError as error:
+        raise type(error)(f"attn is {config.attn!r}: {error.message}", error.hint) from error
+
+
 def _auto_reason(candidates: Sequence[str], passed: Sequence[str]) -> str:
     if passed:
         return f"auto: {'; '.join(passed)}"
@@ -244,3 +281,17 @@ def _step_tokens(config: ServeConfig, model: ModelConfig, device: Device) -> tup
     weights = model.layers * model.hidden * (heads + 3 * model.intermediate)
     power_of_two = 1 << int(CPU_STEP_WORK / weights).bit_length() >> 1
     return min(max(power_of_two, least), most), "auto: about a second on the CPU"
+
+
+def _cuda_graph(
+    config: ServeConfig, device: Device, registry: Registry, parts: Sequence[Part | None]
+) -> tuple[bool, str]:
+    if device.type != "cuda":
+        return False, "not on CUDA"
+    if not config.cuda_graph:
+        return False, "asked for"
+    specs = [registry.load(part.kind, part.name, probe=False).spec for part in parts if part]
+    without = [f"{spec.kind}.{spec.name}" for spec in specs if not can_be_recorded(spec)]
+    if without:
+        return False, f"a graph cannot hold {', '.join(without)}"
+    return True, "all kernels can be recorded"

@@ -1,4 +1,4 @@
-"""Which accelerators this machine has, found without importing torch here."""
+"""Which accelerators this machine has, found without importing torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """One of these is there where an NVIDIA driver is (the second under WSL)."""
 
 PROBE = """
-import json, torch
-n = torch.cuda.device_count()
-sms = [torch.cuda.get_device_capability(i) for i in range(n)]
-print(json.dumps({"count": n, "sm": min((10 * a + b for a, b in sms), default=0)}))
+import json
+from tpserve.api.cuda import cuda_devices
+print(json.dumps(cuda_devices()))
 """
 
 PROBE_SECONDS = 60.0
@@ -83,7 +82,7 @@ def choose_device(wanted: str, needed: int, found: Accelerators) -> Device:
 
 
 def find_accelerators() -> Accelerators:
-    """Look for CUDA devices that torch can use; a child process asks torch, but only where there is a driver."""
+    """Look for CUDA devices that torch can use; a child process asks the driver, where there is one."""
     if not any(path.exists() for path in DRIVER):
         return Accelerators(reason="no NVIDIA driver")
     if not _torch_has_cuda():
@@ -92,11 +91,11 @@ def find_accelerators() -> Accelerators:
     try:
         answer = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=True, text=True)
     except subprocess.TimeoutExpired:
-        return Accelerators(reason=f"torch did not answer within {PROBE_SECONDS:g} s")
+        return Accelerators(reason=f"the driver did not answer within {PROBE_SECONDS:g} s")
     except subprocess.CalledProcessError as error:
         return Accelerators(reason=str(error.stderr).strip().splitlines()[-1])
-    facts = json.loads(answer.stdout.splitlines()[-1])
-    return Accelerators(facts["count"], facts["sm"], "" if facts["count"] else "torch sees no CUDA device")
+    found = json.loads(answer.stdout.splitlines()[-1])
+    return Accelerators(len(found), min(found, default=0), "" if found else "the driver sees no CUDA device")
 
 
 def _torch_has_cuda() -> bool:

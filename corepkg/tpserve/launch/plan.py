@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
             UserError: the settings, the model or the plugins do not allow it.
         """
         registry = Registry.discover()
-        folder = resolve_model(config.model, notify=notify)
+        folder = resolve_model(config.model, config.load_format, notify=notify)
         model = ModelConfig.from_folder(folder.path)
         return Plan(config, folder, model, resolve(config, model, registry, find_accelerators(), offline=offline))
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from tpserve.api import Comm, CommContext, FanoutSender, PipeReceiver
-from tpserve.launch.compose import Part, load_part
+from tpserve.api import Attention, AttentionShape, Comm, CommContext, FanoutSender, PipeReceiver
+from tpserve.launch.compose import Composition, Part, load_part
 from tpserve.launch.links import join_fanout, join_sync
 from tpserve.launch.post import Post
 from tpserve.launch.pulse import Pulse, PulsingSource
@@ -26,6 +28,8 @@ from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import Engine, EngineLimits
 
 __all__ = ["Intake", "Rank", "compose_rank"]
+
+logger = logging.getLogger(__name__)
 
 Intake = PipeReceiver | OfflineSource
 """Where the leader's messages come from: the pipe from the tokenizers, or a feed in the same process."""
@@ -134,17 +138,41 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
 
     place, composition = post.composition.places[post.index], post.composition
     torch.set_num_threads(place.threads)
-    return build_engine(
-        msgspec.structs.replace(post.config, dtype=composition.dtype),
+    if composition.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    if composition.device.type == "cuda" and post.config.cuda_graph and not composition.cuda_graph:
+        logger.warning("decode steps are launched kernel by kernel: %s", composition.cuda_graph_reason)
+    decided = {
+        "dtype": composition.dtype,
+        "max_step_tokens": composition.step_tokens,
+        "cuda_graph": composition.cuda_graph,
+    }
+    engine = build_engine(
+        msgspec.structs.replace(post.config, **decided),
         ModelConfig.from_folder(post.model.path),
         post.model.path,
         composition.partitions[post.index],
         place.device,
-        load_part(composition.attention),
+        _attention(composition),
         load_part(composition.ops)(),
         partial(_join_comm, post, composition.comm) if composition.comm else None,
         progress,
     )
+    if not post.config.profile:
+        return engine
+    from tpserve.engine.profiled import ProfiledEngine
+
+    return ProfiledEngine(engine, Path(post.config.profile) / f"rank{post.index}.json")
+
+
+def _attention(composition: Composition) -> Callable[[AttentionShape], Attention]:
+    make: Callable[[AttentionShape], Attention] = load_part(composition.attention)
+    if composition.decode_attention is None:
+        return make
+    from tpserve.attention.pair import PairedAttention
+
+    make_decode = load_part(composition.decode_attention)
+    return lambda shape: PairedAttention(shape, make(shape), make_decode(shape))
 
 
 def _join_comm(post: Post, part: Part) -> Comm:

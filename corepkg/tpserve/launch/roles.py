@@ -85,7 +85,7 @@ def tokenizer(line: Line, payload: msgspec.Raw) -> None:
     post = read_post(payload, Post)
     transport = _make_pipes(post)
     receiver = _make_inbox(line, transport, post.layout.to_tokenizer(post.index))
-    codec = TextCodec.from_folder(post.model.path)
+    codec = TextCodec.from_folder(post.model.path, or_bytes=post.config.load_format == "dummy")
     to_rank = _connect(post, transport, post.layout.to_rank0)
     line.report(Ready())
     limits = _await_serve(line).limits
@@ -102,7 +102,7 @@ def detokenizer(line: Line, payload: msgspec.Raw) -> None:
     post = read_post(payload, Post)
     transport = _make_pipes(post)
     receiver = _make_inbox(line, transport, post.layout.to_detokenizer(post.index))
-    codec = TextCodec.from_folder(post.model.path)
+    codec = TextCodec.from_folder(post.model.path, or_bytes=post.config.load_format == "dummy")
     line.report(Ready())
     _await_serve(line)
     to_api = _connect(post, transport, post.layout.to_api)
@@ -166,7 +166,10 @@ def _chosen(composition: Composition) -> dict[str, str]:
     """The name of each part, for /metrics."""
     kinds = ("transport", "pipes", "sync", "policy", "attention", "ops", "comm")
     parts = {kind: getattr(composition, kind) for kind in kinds}
-    return {kind: part.name if part else "none" for kind, part in parts.items()}
+    names = {kind: part.name if part else "none" for kind, part in parts.items()}
+    if composition.decode_attention:
+        names["attention"] += f",{composition.decode_attention.name}"
+    return names
 
 
 def _make_pipes(post: Post) -> Transport:

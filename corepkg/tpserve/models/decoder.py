@@ -21,7 +21,7 @@ LayerCache = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer; ``o`` and ``down`` give partial sums over the ranks."""
+    """The weights of one layer; ``gate_up`` activates too, ``o`` and ``down`` give partial sums over the ranks."""
 
     qkv: Linear
     q_norm: torch.Tensor | None
@@ -75,6 +75,7 @@ class Decoder:
         positions: torch.Tensor,
         cache_slots: torch.Tensor,
         caches: Sequence[LayerCache],
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute tokens and store their keys and values.
 
@@ -83,9 +84,11 @@ class Decoder:
             positions: int64 ``[n]``.
             cache_slots: int64 ``[n]``: where each token's key and value go, page * page_size + offset.
             caches: of each layer.
+            rows: int64 ``[m]``: the tokens whose hidden states are wanted; None: all. Of others the last layer computes
+                no more than what goes into the cache.
 
         Returns:
-            ``[n, hidden]``: hidden states after the last norm.
+            ``[m, hidden]``: hidden states after the last norm.
         """
         ops, eps = self._ops, self.config.rms_eps
         cos_sin = self._cos_sin[positions]
@@ -94,9 +97,12 @@ class Decoder:
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
             qkv = layer.qkv(x).view(len(tokens), -1, self.config.head_dim)
             q = ops.rotate_and_store(qkv, cos_sin, k_cache, v_cache, cache_slots, layer.q_norm, layer.k_norm, eps)
-            x = self._sum(layer.o(self._attention.run(q, k_cache, v_cache).flatten(1)))
+            attended = self._attention.run(q, k_cache, v_cache).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                attended, residual = attended[rows], residual[rows]
+            x = self._sum(layer.o(attended))
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = self._sum(layer.down(ops.silu_and_mul(layer.gate_up(x))))
+            x = self._sum(layer.down(layer.gate_up(x)))
             x, residual = ops.add_rms_norm(x, residual, layer.next_norm, eps)
         return x
 
@@ -124,17 +130,17 @@ def _take_layer(weights: dict[str, torch.Tensor], number: int, config: ModelConf
     prefix = f"layers.{number}"
     last = number == config.layers - 1
 
-    def linear(name: str) -> Linear:
+    def taken(name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         # Only rank 0 has the biases of partial sums.
-        return ops.linear(weights.pop(f"{prefix}.{name}.weight"), weights.pop(f"{prefix}.{name}.bias", None))
+        return weights.pop(f"{prefix}.{name}.weight"), weights.pop(f"{prefix}.{name}.bias", None)
 
     return Layer(
-        qkv=linear("attn.qkv"),
+        qkv=ops.linear(*taken("attn.qkv")),
         q_norm=weights.pop(f"{prefix}.attn.q_norm.weight") if config.qk_norm else None,
         k_norm=weights.pop(f"{prefix}.attn.k_norm.weight") if config.qk_norm else None,
-        o=linear("attn.o"),
+        o=ops.linear(*taken("attn.o")),
         mlp_norm=weights.pop(f"{prefix}.mlp_norm.weight"),
-        gate_up=linear("mlp.gate_up"),
-        down=linear("mlp.down"),
+        gate_up=ops.gated_linear(*taken("mlp.gate_up")),
+        down=ops.linear(*taken("mlp.down")),
         next_norm=weights.pop("norm.weight" if last else f"layers.{number + 1}.attn_norm.weight"),
     )

@@ -49,7 +49,8 @@ def start_engine(config: ServeConfig, loading: Loading | None = None) -> Running
     """
     # Requests come from this process alone, in the place of one tokenizer.
     plan = Plan.make(replace(config, tokenizers=1), logger.info, offline=True)
-    return RunningEngine(plan, TextCodec.from_folder(plan.folder.path), loading)
+    codec = TextCodec.from_folder(plan.folder.path, or_bytes=config.load_format == "dummy")
+    return RunningEngine(plan, codec, loading)
 
 
 class RunningEngine:

@@ -117,22 +117,29 @@ def tpserve_ops() -> list[OpsSpec]:
             name="torch",
             summary="the reference, in torch operators, for any device",
             factory="tpserve.ops.reference:TorchOps",
-            capabilities=OpsCapabilities(devices=("cpu", "cuda")),
+            capabilities=OpsCapabilities(devices=("cpu", "cuda"), cuda_graph=True),
         )
     ]
 
 
 @hookimpl
 def tpserve_comms() -> list[CommSpec]:
-    """Shared memory, and gloo over loopback or ethernet."""
+    """Shared memory, NCCL, and gloo over loopback or ethernet."""
     return [
         CommSpec(
             name="shm",
             summary="sums in shared memory, for CPU tensors on one host",
             factory="tpserve.comm.shm:ShmComm",
             options=ShmCommOptions,
-            probe="tpserve.comm.probe:probe",
+            probe="tpserve.comm.probe:probe_shm",
             capabilities=CommCapabilities(devices=("cpu",)),
+        ),
+        CommSpec(
+            name="nccl",
+            summary="NCCL, for ranks of one host with a GPU each",
+            factory="tpserve.comm.nccl:NcclComm",
+            probe="tpserve.comm.probe:probe_nccl",
+            capabilities=CommCapabilities(devices=("cuda",), shared_device=False, cuda_graph=True),
         ),
         CommSpec(
             name="gloo",

@@ -123,6 +123,7 @@ class AttentionContract(ABC):
             "soft_cap": [0.5, 20.0] if offered.soft_cap else [],
             "heads": [(4, 4), (9, 3), (8, 1), (5, 1)],
             "lengths": list(_BATCHES),
+            "graph_heads": [h for h in ((6, 2, 64), (16, 8, 128)) if h[2] in (offered.head_dims or h)],
         }
         for name, values in axes.items():
             if name in metafunc.fixturenames:
@@ -148,7 +149,10 @@ class AttentionContract(ABC):
     def check(self, attention: Attention, case: AttentionCase) -> None:
         """Plan and run one batch, and compare."""
         attention.plan(case.batch)
-        found = attention.run(case.query, case.k_cache, case.v_cache)
+        self.compare(attention.run(case.query, case.k_cache, case.v_cache), case)
+
+    def compare(self, found: torch.Tensor, case: AttentionCase) -> None:
+        """Compare what a backend found with the definition."""
         assert found.shape == case.query.shape
         assert found.dtype == case.query.dtype
         tolerance = _TOLERANCE[case.shape.dtype]
@@ -202,3 +206,73 @@ class AttentionContract(ABC):
         attention = self.make(shape)
         for seed, lengths in enumerate((*_BATCHES, *reversed(_BATCHES))):
             self.check(attention, AttentionCase.random(shape, _BATCHES[lengths], seed))
+
+    def test_the_halves_of_a_plan(self) -> None:
+        """``replay`` and ``capture`` do for decode what ``plan`` does, with steps of any kind between them."""
+        if not self.capabilities.cuda_graph:
+            pytest.skip("has no CUDA graph")
+        shape = self.shape()
+        attention = self.make(shape)
+        for seed, lengths in enumerate(("decode", "one decode", "mixed", "decode", "prompt", "one decode")):
+            case = AttentionCase.random(shape, _BATCHES[lengths], seed)
+            if not case.batch.is_decode:
+                attention.plan(case.batch)
+            else:
+                attention.replay(case.batch)
+                attention.capture(case.batch)
+            self.compare(attention.run(case.query, case.k_cache, case.v_cache), case)
+
+    def test_a_graph_is_right_for_whatever_its_tensors_say(self, dtype: str, graph_heads: tuple[int, int, int]) -> None:
+        """Graphs of several sizes, replayed at other lengths, on other pages, in turn with ordinary steps."""
+        if not self.capabilities.cuda_graph or not self.device.startswith("cuda"):
+            pytest.skip("has no CUDA graph")
+        q_heads, kv_heads, head_dim = graph_heads
+        shape = self.shape(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, max_context=4096)
+        attention = self.make(shape)
+        full = [[700, 4096, 2047, 5], [3000], [1, 2, 3, 4, 5, 6, 7, 8]]
+        graphs = [_RecordedDecode(attention, shape, lengths, seed) for seed, lengths in enumerate(full)]
+        ordinary = AttentionCase.random(shape, _BATCHES["mixed"])
+        for share in (1, 9, 64, 500, 1000, 30):
+            for graph, most in zip(graphs, full, strict=True):
+                self.compare(graph.replay([max(1, length * share // 1000) for length in most]), graph.case)
+            self.check(attention, ordinary)
+
+
+class _RecordedDecode:
+    """A CUDA graph of decode.
+
+    Args:
+        attention: the backend.
+        shape: what it computes.
+        lengths: the most cached tokens of each sequence.
+        seed: of the cache.
+
+    Attributes:
+        case: the sequences, as the last replay saw them.
+    """
+
+    def __init__(self, attention: Attention, shape: AttentionShape, lengths: list[int], seed: int) -> None:
+        self.case = AttentionCase.random(shape, [(1, length) for length in lengths], seed)
+        self._attention = attention
+        self._graph = torch.cuda.CUDAGraph()
+        self._set([1] * len(lengths))
+        attention.replay(self.case.batch)
+        self._run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            self._found = self._run()
+
+    def replay(self, lengths: list[int]) -> torch.Tensor:
+        """What the graph computes for other lengths."""
+        self._set(lengths)
+        self._attention.replay(self.case.batch)
+        self._graph.replay()
+        return self._found
+
+    def _set(self, lengths: list[int]) -> None:
+        self.case.batch.kv_lens[:] = lengths
+        self.case.batch.kv_lens_tensor.copy_(torch.tensor(lengths))
+
+    def _run(self) -> torch.Tensor:
+        self._attention.capture(self.case.batch)
+        return self._attention.run(self.case.query, self.case.k_cache, self.case.v_cache)

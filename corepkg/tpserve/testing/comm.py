@@ -34,12 +34,12 @@ class CommContract:
     """Subclass it, with the fixture ``spec``.
 
     Attributes:
-        device: where tensors are.
+        devices: where the tensors of each rank are; groups of more ranks than there are devices are not tried.
     """
 
     pytestmark = pytest.mark.usefixtures("tpserve_guard")
 
-    device: ClassVar[str] = "cpu"
+    devices: ClassVar[list[str]] = ["cpu"] * 4
 
     @pytest.fixture
     def spec(self) -> CommSpec:
@@ -57,10 +57,13 @@ class CommContract:
         groups = iter(range(1000))
 
         def on_ranks(size: int, work: Callable[[Comm], Any], timeout: float = 30.0) -> list[Any]:
+            if size > len(self.devices):
+                pytest.skip(f"needs {size} devices")
             name = f"comm{next(groups)}"
 
             def rank(number: int) -> Any:
-                context = CommContext(number, size, tmp_path, name, self.device, timeout, join_timeout=PATIENCE)
+                device = self.devices[number]
+                context = CommContext(number, size, tmp_path, name, device, timeout, join_timeout=PATIENCE)
                 comm: Comm = load(spec.factory)(options, context)
                 try:
                     return work(comm)
@@ -73,14 +76,18 @@ class CommContract:
         return on_ranks
 
     def draw(self, rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Random numbers on the device, others for each rank."""
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(rank)).to(self.device, dtype)
+        """Random numbers on the CPU, others for each rank."""
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+    def mine(self, comm: Comm, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What is drawn for this rank, on its device."""
+        return self.draw(comm.context.rank, *shape, dtype=dtype).to(comm.context.device)
 
     @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
     @pytest.mark.parametrize("size", [2, 3, 4])
     def test_all_reduce_sums_and_ends_with_the_same_bits(self, ranks: Ranks, size: int, dtype: torch.dtype) -> None:
         """Which is more than the same sum: order matters."""
-        found = ranks(size, lambda comm: comm.all_reduce(self.draw(comm.context.rank, 5, 577, dtype=dtype)))
+        found = ranks(size, lambda comm: comm.all_reduce(self.mine(comm, 5, 577, dtype=dtype)).cpu())
         expected = sum(self.draw(rank, 5, 577, dtype=dtype).double() for rank in range(size))
         torch.testing.assert_close(found[0].double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         assert found[0].dtype == dtype
@@ -88,22 +95,25 @@ class CommContract:
 
     def test_a_sum_does_not_depend_on_timing(self, ranks: Ranks) -> None:
         """Again and again the same bits."""
+        size = min(3, len(self.devices))
         first, *others = [
-            ranks(3, lambda comm: [comm.all_reduce(self.draw(comm.context.rank, 3000)) for _ in range(5)])
-            for _ in range(3)
+            ranks(size, lambda comm: [comm.all_reduce(self.mine(comm, 3000)).cpu() for _ in range(5)]) for _ in range(3)
         ]
         for rank, results in [(rank, results) for group in (first, *others) for rank, results in enumerate(group)]:
             assert all(torch.equal(first[0][0], result) for result in results), f"rank {rank}"
 
     def test_large_tensors(self, ranks: Ranks) -> None:
         """Several megabytes, more than any buffer holds."""
-        found = ranks(2, lambda comm: comm.all_reduce(torch.full((4 << 20,), 1.0 + comm.context.rank).to(self.device)))
-        assert all(bool((each == 3.0).all()) for each in found)
+
+        def work(comm: Comm) -> torch.Tensor:
+            return comm.all_reduce(torch.full((4 << 20,), 1.0 + comm.context.rank).to(comm.context.device)).cpu()
+
+        assert all(bool((each == 3.0).all()) for each in ranks(2, work))
 
     @pytest.mark.parametrize("size", [2, 3])
     def test_all_gather_puts_ranks_side_by_side(self, ranks: Ranks, size: int) -> None:
         """In rank order, along the last dimension; of views too."""
-        found = ranks(size, lambda comm: comm.all_gather(self.draw(comm.context.rank, 3, 8)[:, 2:5]))
+        found = ranks(size, lambda comm: comm.all_gather(self.mine(comm, 3, 8)[:, 2:5]).cpu())
         expected = torch.cat([self.draw(rank, 3, 8)[:, 2:5] for rank in range(size)], dim=1)
         assert all(torch.equal(expected, each) for each in found)
 
@@ -112,11 +122,12 @@ class CommContract:
         """From any rank, of any dtype."""
 
         def work(comm: Comm) -> torch.Tensor:
-            mine = torch.arange(4, dtype=torch.int64).to(self.device) + 10 * comm.context.rank
+            mine = torch.arange(4, dtype=torch.int64).to(comm.context.device) + 10 * comm.context.rank
             assert comm.broadcast(mine, source) is mine
-            return mine
+            return mine.cpu()
 
-        assert [each.tolist() for each in ranks(3, work)] == [[10 * source + n for n in range(4)]] * 3
+        size = max(2, source + 1)
+        assert [each.tolist() for each in ranks(size, work)] == [[10 * source + n for n in range(4)]] * size
 
     def test_min_is_exact_in_64_bits(self, ranks: Ranks) -> None:
         """Which a floating-point number is not."""
@@ -129,7 +140,7 @@ class CommContract:
         def work(comm: Comm) -> list[float]:
             results = []
             for step in range(50):
-                x = torch.full((2, 3), float(step + comm.context.rank)).to(self.device)
+                x = torch.full((2, 3), float(step + comm.context.rank)).to(comm.context.device)
                 results += [float(comm.all_reduce(x.clone()).sum()), float(comm.all_gather(x).sum()), comm.min(step)]
             return results
 
@@ -147,7 +158,7 @@ class CommContract:
                 return
             joined.set()
             while True:
-                comm.all_reduce(torch.ones(8).to(self.device))
+                comm.all_reduce(torch.ones(8).to(comm.context.device))
 
         with pytest.raises(PeerLost):
             ranks(2, work)

@@ -44,39 +44,48 @@ def _say_nothing(_: str) -> None:
     pass
 
 
-def resolve_model(model: str, *, notify: Callable[[str], None] = _say_nothing) -> ModelFolder:
+def resolve_model(
+    model: str, load_format: str = "auto", *, notify: Callable[[str], None] = _say_nothing
+) -> ModelFolder:
     """Find a model, converting or downloading it if need be.
 
     Args:
         model: empty for the embedded default model, a folder, a .gguf file, or an id on the Hugging Face hub.
+        load_format: ``safetensors`` or ``gguf`` refuse the other, ``dummy`` needs no more of a folder than config.json.
         notify: told in one line what takes long.
 
     Raises:
         ModelError: there is no such model, it is incomplete, it cannot be read, or nothing can be written where
             it would be converted to.
     """
+    path = Path(model).expanduser()
+    is_gguf = not model or path.is_file()
+    if load_format == ("safetensors" if is_gguf else "gguf"):
+        found = "a GGUF file" if is_gguf else "no .gguf file"
+        raise ModelError(f"{model or default_model.NAME} is {found}", "--load-format auto takes what there is")
     if not model:
         return ModelFolder(_converted(default_model.locate(), notify), default_model.NAME)
-    path = Path(model).expanduser()
     if path.is_dir():
-        return ModelFolder(_complete(path), path.resolve().name)
+        return ModelFolder(_complete(path, load_format), path.resolve().name)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model} is not a .gguf file", "Name a folder, a .gguf file or a hub id")
         return ModelFolder(_converted(path, notify), path.stem)
     if model.startswith(_PATH_BEGINNINGS) or model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
         raise ModelError(f"{model} does not exist", "Name a folder, a .gguf file or a hub id")
-    return ModelFolder(_complete(download(model, notify)), model)
+    return ModelFolder(_complete(download(model, notify), load_format), model)
 
 
-def _complete(folder: Path) -> Path:
+def _complete(folder: Path, load_format: str) -> Path:
     """Check that a folder has all that is needed to serve it."""
-    for name in ("config.json", "tokenizer.json"):
+    is_dummy = load_format == "dummy"
+    for name in ("config.json",) if is_dummy else ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ModelError(
                 f"{folder} has no {name}", "A model folder needs config.json, tokenizer.json and safetensors"
             )
-    weight_files(folder)
+    if not is_dummy:
+        weight_files(folder)
     return folder.resolve()
 
 

@@ -7,9 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tpserve.bench.offline import WORKLOADS, Arm, Plan, Report, Run, measure
+from tpserve.bench.shapes import SHAPES, write_shape
 from tpserve.bench.workload import Workload, fixed, shared_prefix
 from tpserve.cli.bench import app
 from tpserve.errors import ConfigError
+from tpserve.models.config import ModelConfig
 from tpserve.testing.models import make_model
 
 SMALL = {"dtype": "float32", "threads": 1, "kv_tokens": 4096}
@@ -63,6 +65,29 @@ def test_the_command_writes_json(model: Path, tmp_path: Path) -> None:
     assert report.arms["b"].settings == {**{k: str(v) for k, v in SMALL.items()}, "overlap": "false", "page_size": "4"}
     assert report.ratios == {"b": None}
     assert "b, run 1: " in done.stderr
+
+
+def test_a_shape_needs_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny |= {"head_dim": 16, "intermediate_size": 64, "vocab_size": 512}
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", SHAPES["qwen3-0.6b"] | tiny)
+    words = ["offline", *(f"{name}={value}" for name, value in SMALL.items()), "--shape", "qwen3-0.6b"]
+    done = CliRunner().invoke(app, [*words, "--workload", "stream", "--repeats", "1"], catch_exceptions=False)
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert [run.output_tokens for run in report.arms["a"].runs] == [256]
+    assert report.arms["a"].settings["load_format"] == "dummy"
+    assert report.arms["a"].start_seconds > 0
+
+
+def test_a_shape_and_a_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two models"):
+        CliRunner().invoke(app, ["offline", "--shape", "qwen3-0.6b", "--model", "x"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_understood(name: str, tmp_path: Path) -> None:
+    model = ModelConfig.from_folder(write_shape(name, tmp_path / name))
+    assert (model.kv_heads, model.head_dim, model.dtype) == (8, 128, "bfloat16")
 
 
 @pytest.mark.parametrize("words", [["cache"], ["--a", "=3"], ["--b", "cache=radix,nonsense"]])

@@ -16,7 +16,7 @@ from tpserve.testing.comm import CommContract
 class TestGloo(CommContract):
     @pytest.fixture
     def spec(self) -> CommSpec:
-        return tpserve_comms()[0]
+        return next(spec for spec in tpserve_comms() if spec.name == "gloo")
 
 
 def test_an_error_names_the_rank_and_the_operation(tmp_path: Path) -> None:

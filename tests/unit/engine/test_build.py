@@ -58,6 +58,15 @@ def test_the_pool_leaves_the_rest_of_the_memory_alone(machine: Any) -> None:
     assert page_count(config, SHAPE, 4) == pytest.approx(GIB / 4 / page_bytes(SHAPE), rel=1e-3)
 
 
+@pytest.mark.parametrize(("device_step", "share"), [(1, 1), (0, 4)])
+def test_a_gpu_is_shared_and_keeps_a_reserve(device_step: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9 * GIB, 10 * GIB))
+    config = ServeConfig(memory_fraction=0.5, device_step=device_step)
+    shape = msgspec.structs.replace(SHAPE, device="cuda:0")
+    expected = (4 * GIB / share - GIB // 2) / page_bytes(SHAPE)
+    assert page_count(config, shape, 4, reserve=GIB // 2) == pytest.approx(expected, rel=1e-3)
+
+
 def test_the_pool_is_modest_on_a_large_machine(machine: Any) -> None:
     machine(total=1000 * GIB, available=900 * GIB)
     assert page_count(ServeConfig(), SHAPE, 1) == memory.CPU_POOL // page_bytes(SHAPE)
@@ -120,6 +129,14 @@ def test_the_last_position_of_the_context_can_be_drawn(small_model: Any, make_en
 def test_a_step_without_a_draw_has_no_tokens(small_model: Any, make_engine: Any) -> None:
     engine = make_engine(small_model("llama"))
     assert engine.launch(Step([Sequence(0, 0, 2, sample=False)], [TokenWrite(0, 0, [5, 6])])).tokens() == []
+
+
+def test_dummy_weights_are_not_read(small_model: Any, make_engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((small_model("qwen3") / "config.json").read_bytes())
+    prompts = [[5, 6, 7], [8]]
+    first, second = (generate(make_engine(tmp_path, load_format="dummy"), prompts, 8) for _ in range(2))
+    assert first == second
+    assert len(set(first[0])) > 2
 
 
 def test_threads_are_set(small_model: Any, make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

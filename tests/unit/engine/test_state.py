@@ -26,8 +26,15 @@ def test_upload_splits_what_it_packed() -> None:
 
 def test_tables_have_room_for_the_last_token() -> None:
     state = DeviceState(LIMITS, "cpu")
-    assert state.tokens.shape == (5, 31)
-    assert state.pages.shape == (5, 8)
+    assert state.tokens.shape == (5 + 1, 31)
+    assert state.pages.shape == (5 + 1, 8)
+
+
+def test_the_spare_row_has_the_page_behind_the_pool() -> None:
+    state = DeviceState(LIMITS, "cpu")
+    assert state.spare == 5
+    assert state.pages[state.spare].tolist() == [40] * 8
+    assert not state.pages[:5].any()
 
 
 def test_writes_land_in_their_rows_and_later_ones_win() -> None:
@@ -43,7 +50,7 @@ def test_writes_land_in_their_rows_and_later_ones_win() -> None:
 def test_many_writes_are_as_if_made_one_by_one() -> None:
     draw = Random(7)
     for _ in range(50):
-        expected = torch.zeros(LIMITS.slots, LIMITS.max_context + 1, dtype=torch.int32)
+        expected = torch.zeros(LIMITS.slots + 1, LIMITS.max_context + 1, dtype=torch.int32)
         writes = []
         for _ in range(draw.randint(1, 6)):
             start = draw.randint(0, LIMITS.max_context)
@@ -61,15 +68,15 @@ def test_sampling_parameters_follow_their_slots() -> None:
     ]
     state = state_of(Step([], params=params))
     slots = torch.tensor([1, 3, 0])
-    batch = state.sampling([1, 3, 0], slots, torch.tensor([4, 5, 6]))
+    batch = state.sampling(slots, torch.tensor([4, 5, 6]), all_greedy=False, any_filter=True)
     assert batch.temperature.tolist() == [1.0, 0.5, 0.0]
     assert batch.top_k.tolist() == [0, 7, 0]
     assert batch.top_p.tolist() == [1.0, torch.tensor(0.9).item(), 0.0]
     assert batch.seed.tolist() == [11, -5, 0]
     assert batch.position.tolist() == [4, 5, 6]
     assert (batch.all_greedy, batch.any_filter) == (False, True)
-    assert state.sampling([1], slots[:1], slots[:1]).any_filter is False
-    assert state.sampling([0], slots[2:], slots[2:]).all_greedy is True
+    assert [state.is_filtered(some) for some in ([1, 3, 0], [1, 0], [])] == [True, False, False]
+    assert [state.is_greedy(some) for some in ([1, 3, 0], [0, 2], [])] == [False, True, True]
 
 
 def test_inputs_of_a_mixed_step() -> None:

@@ -110,6 +110,15 @@ def test_a_folder_without_a_tokenizer_is_a_model_error(tmp_path: Path) -> None:
         TextCodec.from_folder(tmp_path)
 
 
+def test_without_a_tokenizer_every_byte_is_a_token(tmp_path: Path) -> None:
+    codec = TextCodec.from_folder(tmp_path, or_bytes=True)
+    tokens = codec.encode("naïve 🙂")
+    assert len(tokens) == len("naïve 🙂".encode())
+    assert codec.decode(tokens) == "naïve 🙂"
+    stream = codec.stream()
+    assert "".join([*map(stream.push, [*tokens, 40_000]), stream.flush()]) == "naïve 🙂"
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_broken_file_is_a_model_error_that_names_it(copy: Path, name: str) -> None:
     (copy / name).write_text('{"a": ')

@@ -13,6 +13,7 @@ from tpserve.errors import (
     UnavailablePlugin,
     UnknownPlugin,
     UnsupportedByPlugin,
+    UserError,
 )
 from tpserve.launch.compose import Composition, load_part, resolve
 from tpserve.launch.devices import Accelerators, choose_device
@@ -191,6 +192,59 @@ def test_auto_passes_what_is_unavailable_and_says_why() -> None:
     assert "triton is unavailable" in found.attention.reason
 
 
+def test_prefill_and_decode_may_have_backends_of_their_own(site: Any) -> None:
+    add_picky(site, attention="devices=('cuda',), cuda_graph=True")
+    found = composed(TWO, attn="torch,picky")
+    assert found.decode_attention is not None
+    assert (found.attention.name, found.decode_attention.name) == ("torch", "picky")
+    assert found.cuda_graph
+    assert composed(TWO, attn="picky,torch").cuda_graph_reason == "a graph cannot hold attention.torch"
+    found = composed(attn="auto,torch")
+    assert found.decode_attention is not None
+    assert (found.attention.reason, found.decode_attention.reason) == ("auto: the only choice here", "asked for")
+    assert composed().decode_attention is None
+
+
+@pytest.mark.parametrize(
+    ("attention", "error", "message"),
+    [
+        ("torch,picky", UnsupportedByPlugin, "attn is 'torch,picky': attention.picky runs on cuda, not cpu"),
+        ("picky,torch", UnsupportedByPlugin, "attn is 'picky,torch': attention.picky runs on cuda, not cpu"),
+        ("torch,nonesuch", UnknownPlugin, "attn is 'torch,nonesuch': there is no attention plugin named 'nonesuch'"),
+        ("torch,flashinfer", UnavailablePlugin, "attn is 'torch,flashinfer': attention.flashinfer is unavailable: "),
+        ("torch,torch,torch", ConfigError, "attn is 'torch,torch,torch'"),
+        ("torch,", ConfigError, "attn is 'torch,'"),
+    ],
+)
+def test_a_pair_that_cannot_be_had_is_named_whole(
+    site: Any, attention: str, error: type[UserError], message: str
+) -> None:
+    add_picky(site, attention="devices=('cuda',)")
+    with pytest.raises(error) as refused:
+        composed(attn=attention)
+    assert refused.value.message.startswith(message)
+    assert refused.value.hint
+
+
+def test_ranks_that_share_a_device_combine_by_gloo_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.plugins.availability.run_probe", lambda probe, limit: None)
+    apart, together = (composed(TWO, tp=2, device_step=step).comm for step in (1, 0))
+    assert apart is not None
+    assert together is not None
+    assert (apart.name, apart.reason) == ("nccl", "auto: the first of nccl, gloo")
+    assert (together.name, together.reason) == (
+        "gloo",
+        "auto: comm.nccl needs a device for each rank, and device_step is 0",
+    )
+    with pytest.raises(UnsupportedByPlugin, match="needs a device for each rank"):
+        composed(TWO, tp=2, device_step=0, comm="nccl")
+
+
+def test_without_cuda_there_is_no_nccl() -> None:
+    with pytest.raises(UnavailablePlugin, match=r"comm\.nccl is unavailable: there is no CUDA device"):
+        composed(tp=2, comm="nccl")
+
+
 def test_nothing_that_auto_knows_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry([entry for entry in Registry.discover().entries() if entry.name not in ("zmq", "nng")])
     with pytest.raises(UnavailablePlugin, match="no transport can be used"):
@@ -222,6 +276,36 @@ def test_dtype(settings: dict[str, Any], model: ModelConfig, accelerators: Accel
     assert composed(accelerators, model=model, **settings).dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "settings", "accelerators", "expected"),
+    [
+        ({}, {}, NONE, (False, "not on CUDA")),
+        ({}, {"cuda_graph": False}, TWO, (False, "asked for")),
+        ({}, {}, TWO, (False, "a graph cannot hold attention.picky, ops.picky")),
+        ({"attention": "cuda_graph=True"}, {}, TWO, (False, "a graph cannot hold ops.picky")),
+        ({"attention": "cuda_graph=True"}, {"ops": "torch"}, TWO, (True, "all kernels can be recorded")),
+        (
+            {"attention": "cuda_graph=True", "ops": "cuda_graph=True"},
+            {"tp": 2, "comm": "picky"},
+            TWO,
+            (False, "a graph cannot hold comm.picky"),
+        ),
+        (dict.fromkeys(("attention", "ops", "comm"), "cuda_graph=True"), {"tp": 2, "comm": "picky"}, TWO, (True, None)),
+    ],
+)
+def test_graphs_hold_what_all_parts_allow(
+    capabilities: dict[str, str],
+    settings: dict[str, Any],
+    accelerators: Accelerators,
+    expected: tuple[bool, str | None],
+    site: Any,
+) -> None:
+    add_picky(site, **capabilities)
+    found = composed(accelerators, **{"attn": "picky", "ops": "picky", **settings})
+    assert found.cuda_graph == expected[0]
+    assert expected[1] in (None, found.cuda_graph_reason)
+
+
 def test_device() -> None:
     assert choose_device("auto", 2, TWO).type == "cuda"
     assert choose_device("cpu", 1, TWO).type == "cpu"
@@ -243,7 +327,7 @@ def test_a_part_is_loaded_with_its_options_bound() -> None:
         (3000, {}, NONE, 128, "auto: about a second on the CPU"),
         (300_000, {}, NONE, 128, "auto: about a second on the CPU"),
         (30, {"max_step_tokens": 8192}, NONE, 8192, "asked for"),
-        (30, {}, TWO, 8192, "auto: on CUDA"),
+        (30, {}, TWO, 16384, "auto: on CUDA"),
     ],
 )
 def test_a_step_on_the_cpu_is_short_enough_to_wait_for(

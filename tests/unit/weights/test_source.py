@@ -64,6 +64,32 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(hub: list[str], n
     assert hub == []
 
 
+@pytest.mark.parametrize("load_format", ["auto", "safetensors", "dummy"])
+def test_a_folder_is_no_gguf_file(model: Path, load_format: str) -> None:
+    assert resolve_model(str(model), load_format).path == model
+    with pytest.raises(ModelError, match=r"my-model is no \.gguf file"):
+        resolve_model(str(model), "gguf")
+
+
+def test_a_gguf_file_is_not_safetensors(model: Path, make_gguf: MakeGguf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_run_converter", lambda *_: None)
+    file = make_gguf(model)
+    monkeypatch.setattr(default_model, "locate", lambda: file)
+    assert resolve_model("", "gguf").path == resolve_model(str(file), "gguf").path
+    for name in (str(file), ""):
+        with pytest.raises(ModelError, match="is a GGUF file"):
+            resolve_model(name, "safetensors")
+
+
+def test_dummy_weights_need_only_a_config(model: Path) -> None:
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).unlink()
+    assert resolve_model(str(model), "dummy").path == model
+    (model / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        resolve_model(str(model), "dummy")
+
+
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_text("")
 

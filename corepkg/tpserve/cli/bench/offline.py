@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["offline"]
 
-REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256}
+REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256, "stream": 1}
 
 
 def offline(
@@ -27,12 +28,19 @@ def offline(
         str,
         typer.Option(metavar="MODEL", help="A folder, a .gguf file or a hub id.", show_default="the embedded model"),
     ] = "",
+    shape: Annotated[
+        Literal["qwen3-0.6b", "llama-3.1-8b"] | None,
+        typer.Option(help="Instead of a model: its shape, with dummy weights.", show_default=False),
+    ] = None,
     workload: Annotated[
-        Literal["mixed", "fixed", "shared"],
-        typer.Option(help="100–1024 tokens in and out; 128 in and 64 out; 8 groups that share 512 tokens, 16 out."),
+        Literal["mixed", "fixed", "shared", "stream"],
+        typer.Option(
+            help="100–1024 tokens in and out; 128 in and 64 out; 8 groups that share 512 tokens, 16 out; "
+            "100 in and 256 out."
+        ),
     ] = "fixed",
     requests: Annotated[
-        int | None, typer.Option(min=1, help="All at once; 256, 16 and 256 unless given.", show_default=False)
+        int | None, typer.Option(min=1, help="All at once; 256, 16, 256 and 1 unless given.", show_default=False)
     ] = None,
     a: Annotated[str | None, typer.Option("--a", metavar="SETTING=VALUE,…", help="The baseline: cache=none.")] = None,
     b: Annotated[str | None, typer.Option("--b", metavar="SETTING=VALUE,…", help="What is held against it.")] = None,
@@ -52,12 +60,20 @@ def offline(
     if b is not None:
         arms["b"] = shared | _settings(b.split(","))
 
+    if shape and model:
+        raise ConfigError("--shape and --model are two models", "Give one of them")
+
     import msgspec
 
     from tpserve.bench.offline import Plan, measure
+    from tpserve.bench.shapes import write_shape
 
-    plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
-    report = measure(plan, arms, _note)
+    with TemporaryDirectory() as folder:
+        if shape:
+            model = str(write_shape(shape, Path(folder) / shape))
+            arms = {name: {"load_format": "dummy"} | settings for name, settings in arms.items()}
+        plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
+        report = measure(plan, arms, _note)
     text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
     if json is not None:
         json.write_text(text, encoding="utf-8")

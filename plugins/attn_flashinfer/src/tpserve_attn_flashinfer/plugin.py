@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpserve.api import AttentionCapabilities, AttentionSpec, hookimpl
+from tpserve.api.cuda import no_cuda
 
 TPSERVE_API = 1
 
@@ -15,12 +16,34 @@ def tpserve_attentions() -> list[AttentionSpec]:
             name="flashinfer",
             summary="attention on FlashInfer's kernels, for CUDA devices",
             factory="tpserve_attn_flashinfer.attention:FlashInferAttention",
+            requires=("flashinfer-python>=0.6.6,<0.7",),
             probe="tpserve_attn_flashinfer.plugin:probe",
-            capabilities=AttentionCapabilities(devices=("cuda",), dtypes=("float16", "bfloat16"), min_sm=75),
+            capabilities=AttentionCapabilities(
+                devices=("cuda",),
+                dtypes=("bfloat16", "float16"),
+                head_dims=(128, 64, 256),
+                min_sm=80,
+                cuda_graph=True,
+                sliding_window=True,
+                soft_cap=True,
+            ),
         )
     ]
 
 
-def probe() -> str:
-    """Say why this part cannot be used."""
-    return "this version of tpserve-attn-flashinfer has no kernels yet"
+def probe() -> str | None:
+    """Say why the kernels cannot run here, or None."""
+    reason = no_cuda()
+    if reason:
+        return reason
+    try:
+        from flashinfer.jit.cpp_ext import get_cuda_path
+        from flashinfer.jit.env import has_flashinfer_jit_cache
+    except Exception as error:  # noqa: BLE001 - it fails in many ways, by what else is installed, and all mean no
+        return f"importing flashinfer failed: {type(error).__name__}: {error}"
+    try:
+        if not has_flashinfer_jit_cache():
+            get_cuda_path()
+    except RuntimeError:
+        return "FlashInfer compiles its kernels here and finds no nvcc: install CUDA's, or flashinfer-jit-cache"
+    return None

@@ -41,8 +41,8 @@ class TritonAttention(Attention):
     """Paged attention in Triton: one launch a layer for the sequences with one new token, one for those with more.
 
     A step with one new token for every sequence reads its lengths, slots and page table on the device, and launches
-    what follows from the number of sequences alone: a CUDA graph may hold ``plan`` and ``run``, or ``run`` after a
-    ``plan`` for the same tensors.
+    what follows from the number of sequences alone: so a CUDA graph holds all of it, and the host does nothing before a
+    replay.
     """
 
     def __init__(self, options: Options, shape: AttentionShape) -> None:

@@ -1,4 +1,6 @@
-"""How fast the kernels are here, as JSON: ``python -m tpserve_attn_triton.bench``.
+"""How fast the kernels are here, as JSON: ``python -m tpserve_attn_triton.bench [package.module:Class]``.
+
+Without a class, Triton's; with one, another backend's on the same batches.
 
 Decode is held against the rate of a large copy, bytes read and written: it reads each cell once. Layers take turns over
 several caches, so that none is found in L2, and a CUDA graph holds them, so that launching costs nothing. Times are
@@ -12,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -19,10 +22,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tpserve.api import AttentionBatch, AttentionShape, NoOptions
-from tpserve_attn_triton.attention import TritonAttention
+from tpserve.api import Attention, AttentionBatch, AttentionShape, NoOptions
 
 __all__ = ["main"]
+
+TRITON = "tpserve_attn_triton.attention:TritonAttention"
+
+Make = Callable[[AttentionShape], Attention]
 
 POOL = 2 << 30
 """Bytes of the caches that take turns, about."""
@@ -49,16 +55,18 @@ def main() -> None:
     """Measure everything and print it."""
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device")
+    module, _, name = (sys.argv[1] if len(sys.argv) > 1 else TRITON).partition(":")
+    make: Make = partial(getattr(import_module(module), name), NoOptions())
     copy = copy_rate()
     print(json.dumps({"device": torch.cuda.get_device_name(), "copy GB/s": round(copy)}), flush=True)
     for name, lengths in DECODE.items():
         for heads in ((16, 8), (32, 8)):
             shape = make_shape(*heads, len(lengths), max(lengths))
-            print(json.dumps(time_decode(name, shape, lengths, copy)), flush=True)
+            print(json.dumps(time_decode(make, name, shape, lengths, copy)), flush=True)
     for name, sequences in PREFILL.items():
         for heads in ((16, 8), (32, 8)):
             shape = make_shape(*heads, len(sequences), max(map(sum, sequences)))
-            print(json.dumps(time_prefill(name, shape, sequences)), flush=True)
+            print(json.dumps(time_prefill(make, name, shape, sequences)), flush=True)
     print(json.dumps({"torch dense": "16 x 1024", "heads": "16/8", "TFLOP/s": round(dense_rate(16, 1024, 16, 8))}))
 
 
@@ -78,12 +86,13 @@ def make_shape(q_heads: int, kv_heads: int, sequences: int, longest: int, page_s
     )
 
 
-def time_decode(name: str, shape: AttentionShape, lengths: list[int], copy: float) -> dict[str, Any]:
+def time_decode(make: Make, name: str, shape: AttentionShape, lengths: list[int], copy: float) -> dict[str, Any]:
     """One new token for each sequence."""
     moved = sum(lengths) * shape.kv_heads * shape.head_dim * 4
     batch, layers = make_batch(shape, [(1, length - 1) for length in lengths], copies=min(max(3, POOL // moved), 64))
-    attention = TritonAttention(NoOptions(), shape)
-    attention.plan(batch)
+    attention = make(shape)
+    attention.replay(batch)
+    attention.capture(batch)
     query = torch.randn(len(lengths), shape.q_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     seconds = time_graph([partial(attention.run, query, *layer) for layer in layers])
     rate = moved / seconds / 1e9
@@ -96,10 +105,10 @@ def time_decode(name: str, shape: AttentionShape, lengths: list[int], copy: floa
     }
 
 
-def time_prefill(name: str, shape: AttentionShape, sequences: list[tuple[int, int]]) -> dict[str, Any]:
+def time_prefill(make: Make, name: str, shape: AttentionShape, sequences: list[tuple[int, int]]) -> dict[str, Any]:
     """Prompts, or what is left of them."""
     batch, layers = make_batch(shape, sequences, copies=2)
-    attention = TritonAttention(NoOptions(), shape)
+    attention = make(shape)
     attention.plan(batch)
     query = torch.randn(sum(batch.query_lens), shape.q_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     seconds = time_graph([partial(attention.run, query, *layer) for layer in layers] * 4)

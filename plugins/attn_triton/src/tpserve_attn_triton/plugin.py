@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpserve.api import AttentionCapabilities, AttentionSpec, hookimpl
+from tpserve.api import AttentionCapabilities, AttentionSpec, OpsCapabilities, OpsSpec, hookimpl
 
 TPSERVE_API = 1
 
@@ -16,7 +16,7 @@ def tpserve_attentions() -> list[AttentionSpec]:
             summary="attention kernels written in Triton, for CUDA devices",
             factory="tpserve_attn_triton.attention:TritonAttention",
             requires=("triton>=3.6",),
-            probe="tpserve_attn_triton.plugin:probe",
+            probe="tpserve.api.cuda:no_cuda",
             capabilities=AttentionCapabilities(
                 devices=("cuda",),
                 dtypes=("float32", "float16", "bfloat16"),
@@ -30,8 +30,21 @@ def tpserve_attentions() -> list[AttentionSpec]:
     ]
 
 
-def probe() -> str | None:
-    """Say why the kernels cannot run here, or None."""
-    import torch
-
-    return None if torch.cuda.is_available() else "there is no CUDA device"
+@hookimpl
+def tpserve_ops() -> list[OpsSpec]:
+    """Triton's kernels."""
+    return [
+        OpsSpec(
+            name="triton",
+            summary="fused steps and sampling written in Triton, for CUDA devices",
+            factory="tpserve_attn_triton.ops:TritonOps",
+            requires=("triton>=3.6",),
+            probe="tpserve.api.cuda:no_cuda",
+            capabilities=OpsCapabilities(
+                devices=("cuda",),
+                dtypes=("float32", "float16", "bfloat16"),
+                min_sm=80,
+                cuda_graph=True,
+            ),
+        )
+    ]

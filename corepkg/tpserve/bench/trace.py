@@ -1,0 +1,78 @@
+"""What a trace of ``--profile`` says of the GPU: how much of the time it was idle, and which kernels took the rest.
+
+python -m tpserve.bench.trace DIR/rank0.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["Gpu", "read_trace"]
+
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+SHOWN = 24
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """The GPU's time, from the first kernel's beginning to the last one's end.
+
+    Attributes:
+        seconds: between the two.
+        idle: the share of it in which nothing ran.
+        gaps: seconds in which nothing ran, the longest first.
+        kernels: seconds and number of runs by name, the largest share first.
+    """
+
+    seconds: float
+    idle: float
+    gaps: list[float]
+    kernels: dict[str, tuple[float, int]]
+
+
+def read_trace(path: Path) -> Gpu:
+    """Read a trace in Chrome's format.
+
+    Raises:
+        ValueError: nothing of it ran on a GPU.
+    """
+    events: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    ran = sorted((each["ts"], each["dur"], each["name"]) for each in events if each.get("cat") in ON_GPU)
+    if not ran:
+        raise ValueError(f"nothing in {path} ran on a GPU")
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for _, duration, name in ran:
+        kernels[name].append(duration * 1e-6)
+    gaps = sorted(_gaps((start, start + duration) for start, duration, _ in ran), reverse=True)
+    seconds = (max(start + duration for start, duration, _ in ran) - ran[0][0]) * 1e-6
+    ranked = sorted(kernels.items(), key=lambda kernel: -sum(kernel[1]))
+    return Gpu(seconds, sum(gaps) / seconds, gaps, {name: (sum(each), len(each)) for name, each in ranked})
+
+
+def _gaps(spans: Iterable[tuple[float, float]]) -> list[float]:
+    """Seconds between spans in microseconds, which begin in rising order."""
+    gaps, end = [], float("inf")
+    for start, stop in spans:
+        if start > end:
+            gaps.append((start - end) * 1e-6)
+        end = stop if end == float("inf") else max(end, stop)
+    return gaps
+
+
+def main() -> None:
+    """Print a table."""
+    gpu = read_trace(Path(sys.argv[1]))
+    longest = ", ".join(f"{1e6 * gap:.0f}" for gap in gpu.gaps[:8])
+    lines = [f"{1e3 * gpu.seconds:.2f} ms, idle {gpu.idle:.1%}; longest gaps, µs: {longest}"]
+    for name, (seconds, runs) in list(gpu.kernels.items())[:SHOWN]:
+        lines.append(f"{seconds / gpu.seconds:6.1%} {1e6 * seconds / runs:9.1f} µs × {runs:6}  {name[:100]}")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
