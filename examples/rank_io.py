@@ -18,9 +18,18 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, Sync, SyncContext, Transport, TransportSpec
+from tpserve.api import (
+    FanoutReceiver,
+    FanoutSender,
+    PipeReceiver,
+    Sync,
+    SyncContext,
+    Transport,
+    TransportCapabilities,
+    TransportSpec,
+)
 from tpserve.envelope import Sealer
-from tpserve.errors import UnsupportedByPlugin, UserError
+from tpserve.errors import ConfigError, UnsupportedByPlugin, UserError
 from tpserve.messages import Generate, SamplingParams, Shutdown, encode
 from tpserve.plugins.registry import Registry
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
@@ -40,7 +49,7 @@ def main() -> int:
         run_rank(arguments)
         return 0
     try:
-        check_transports(arguments)
+        check(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,17 +78,25 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def check_transports(arguments: argparse.Namespace) -> None:
-    """Refuse transports that cannot do what is asked of them here: every rank is a process.
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse what the ranks could not do: they would fail one by one, and the tokenizer wait for them.
 
     Raises:
-        UserError: a transport does not exist, cannot be used, or works inside one process only.
+        UserError: there are no ranks, or a part does not exist, cannot be used, or cannot do what is asked of it here,
+            where every rank is a process.
     """
-    for name in (arguments.transport, pipe_transport(arguments)):
-        spec = Registry.discover().load("transport", name).spec
-        assert isinstance(spec, TransportSpec)
-        if not spec.capabilities.multi_process:
+    if arguments.ranks < 1:
+        raise ConfigError(f"--ranks: expected 1 or more, found {arguments.ranks}")
+    Registry.discover().load("sync", arguments.sync)
+    pipe = pipe_transport(arguments)
+    for name in (arguments.transport, pipe):
+        can = capabilities(name)
+        if not can.multi_process:
             raise UnsupportedByPlugin(f"transport.{name} works inside one process only")
+        if name == pipe and not can.pipes:
+            raise UnsupportedByPlugin(f"transport.{name} has no pipes")
+        if name == arguments.transport and not can.fanout:
+            raise UnsupportedByPlugin(f"transport.{name} has no fan-outs")
 
 
 def start_rank(arguments: argparse.Namespace, rank: int, directory: str) -> subprocess.Popen[bytes]:
@@ -167,10 +184,17 @@ def make_sync(arguments: argparse.Namespace, fanout: FanoutSender | FanoutReceiv
 
 def pipe_transport(arguments: argparse.Namespace) -> str:
     """The transport of the pipe from the tokenizer to rank 0."""
-    spec = Registry.discover().load("transport", arguments.transport).spec
-    assert isinstance(spec, TransportSpec)
-    name: str = arguments.transport if spec.capabilities.pipes else arguments.pipe_transport
+    name: str = arguments.transport
+    if not capabilities(name).pipes:
+        name = arguments.pipe_transport
     return name
+
+
+def capabilities(name: str) -> TransportCapabilities:
+    """What a transport can do."""
+    spec = Registry.discover().load("transport", name).spec
+    assert isinstance(spec, TransportSpec)
+    return spec.capabilities
 
 
 def make_transport(name: str, resources: ExitStack) -> Transport:

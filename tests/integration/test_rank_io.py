@@ -44,10 +44,14 @@ def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, sync, r
             ["--transport", "gloo", "--pipe-transport", "inproc"],
             "error: transport.inproc works inside one process only",
         ),
+        (["--transport", "gloo", "--pipe-transport", "gloo"], "error: transport.gloo has no pipes"),
+        (["--sync", "nope"], "error: there is no sync plugin named 'nope'"),
+        (["--ranks", "0"], "error: --ranks: expected 1 or more, found 0"),
+        (["--ranks", "-1"], "error: --ranks: expected 1 or more, found -1"),
         (["--transport", "gloos"], "error: there is no transport plugin named 'gloos'. Did you mean 'gloo'?"),
     ],
 )
-def test_a_transport_that_cannot_be_used_is_refused_at_once(flags, says):
+def test_what_cannot_be_done_is_refused_at_once(flags, says):
     ran = subprocess.run([sys.executable, EXAMPLE, *flags], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith(says)

@@ -16,7 +16,7 @@
     │   ├── PeerLost
     │   ├── FrameError          a frame that is damaged, missing or out of order
     │   └── Closed              used after close()
-    ├── SyncError               an announcement that contradicts the one before
+    ├── SyncError               a sync got something else than what was due
     └── RankError               a rank must stop: names rank, round, expected and found
         └── Divergence          two ranks decided differently
 
@@ -140,7 +140,7 @@ class Closed(TransportError):
 
 
 class SyncError(TpserveError):
-    """An announcement contradicts the one before."""
+    """A sync got something else than the announcement, or the sign, that was due."""
 
 
 class RankError(TpserveError):

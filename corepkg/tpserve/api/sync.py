@@ -120,6 +120,7 @@ class Sync(ABC):
         Raises:
             DeadlineExceeded: none came: the leader is silent.
             PeerLost: the leader has gone.
+            SyncError, FrameError: what came is damaged, no announcement, or not the next one.
         """
 
     @abstractmethod
@@ -129,6 +130,7 @@ class Sync(ABC):
         Raises:
             DeadlineExceeded: not all came.
             PeerLost: a rank has gone.
+            SyncError, FrameError: what came is no sign of a rank at the barrier.
         """
 
     @abstractmethod

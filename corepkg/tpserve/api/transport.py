@@ -15,10 +15,11 @@ to take it, for a bounded time. After PeerLost or FrameError an end can only be 
 A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A call ends soon after its
 deadline, within 2 seconds. A *frame* is ``bytes`` of any length, zero included; transports never look inside.
 
-An *address* is ``ipc:///path`` or ``tcp://host:port``. With ``ipc`` the path lies in a private directory
-that the launcher makes and removes; an implementation may put further files beside it, with the path as prefix,
-and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower. An address that is
-malformed is an error; so is one where a leader waits, or a receiver is, to another. What a killed process left is not.
+An *address* is ``ipc:///path`` or ``tcp://host:port``. With ``ipc`` the path is absolute, no directory, and lies in a
+private directory that the launcher makes and removes; an implementation may put further files beside it, with the path
+as prefix, and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower. An address
+that is malformed is an error; so is one where a leader waits, or a receiver is, to another. What a killed process left
+is not; and what is there and is not the implementation's own is never removed or written to.
 An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile.
 
 :mod:`tpserve.api.flow` and :mod:`tpserve.api.addresses` have help for implementations, :mod:`tpserve.testing.transport`
@@ -174,7 +175,7 @@ class Transport(ABC):
         """Make the end of follower ``follower``, 0 ≤ follower < followers.
 
         Raises:
-            TransportError: the address is malformed; if not here, then from ``connect``.
+            TransportError: the address is malformed, or there is no such follower; if not here, then from ``connect``.
             UnsupportedByPlugin: this transport has pipes only.
         """
 
@@ -198,4 +199,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close every end made here and the library's context. May be called twice."""
+        """Close every end made here and the library's context. May be called twice.
+
+        Who asks for another end afterwards gets :class:`~tpserve.api.errors.Closed`.
+        """

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from tpserve.launch.child import die_with_parent
+from tpserve.parent import die_with_parent
 
 
 def run() -> None:

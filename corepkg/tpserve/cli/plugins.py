@@ -11,6 +11,7 @@ import typer
 from tpserve.api.specs import KINDS
 from tpserve.cli.common import command_app, print_json, print_table
 from tpserve.errors import ConfigError, UnknownPlugin
+from tpserve.plugins.availability import PROBE_SECONDS
 from tpserve.plugins.loading import stated_api
 from tpserve.plugins.options import describe_options
 from tpserve.plugins.registry import Entry, Plugin, Registry, Status
@@ -75,7 +76,7 @@ def new_plugin(
     It installs with pip, holds a small implementation that works and is meant to be changed, and tests it against the
     contract of its kind.
     """
-    from tpserve.plugins.new import distribution_name, taken_by, write_package
+    from tpserve.plugins.new import distribution_name, taken_by, usage, write_package
 
     folder = folder or Path(distribution_name(kind, name))
     files = write_package(kind, name, folder)
@@ -87,7 +88,7 @@ def new_plugin(
         )
     typer.echo(
         f"\nNext:\n  pip install -e '{folder}[dev]'\n  tpserve plugins check {kind}.{name}\n"
-        f"  tpserve launch {kind_flag(kind)} {name}"
+        f"  tpserve launch {usage(kind, name)}"
     )
 
 
@@ -96,6 +97,15 @@ def check_plugin(
     plugin: Annotated[str, typer.Argument(metavar="KIND.NAME", help="The plugin, as in transport.zmq.")],
     fast: Annotated[bool, typer.Option("--fast", help="Leave out the tests that take long.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda, for the kinds that compute.")] = "auto",
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit", metavar="SECONDS", min=1, help="Fail a test that takes longer; 300 if left out, 60 with --fast."
+        ),
+    ] = None,
+    maxfail: Annotated[
+        int, typer.Option("--maxfail", metavar="N", min=0, help="Stop after so many failures; 0 goes on.")
+    ] = 3,
 ) -> None:
     """Test whether a plugin keeps its kind's contract.
 
@@ -107,8 +117,10 @@ def check_plugin(
     registry = Registry.discover()
     entry = _find(registry, plugin)
     found = registry.load(entry.kind, entry.name)
-    if not check_contract(found, device=choose_device(found, device), fast=fast):
-        typer.echo(f"{entry.key} breaks the contract of the {entry.kind} kind", err=True)
+    limit = limit or (60.0 if fast else 300.0)
+    if not check_contract(found, device=choose_device(found, device), fast=fast, limit=limit, failures=maxfail):
+        more = f"; testing stops after {maxfail} failures unless --maxfail says otherwise" if maxfail else ""
+        typer.echo(f"{entry.key} breaks the contract of the {entry.kind} kind{more}", err=True)
         raise typer.Exit(1)
     typer.echo(
         f"{entry.key} keeps the contract of the {entry.kind} kind" + (", as far as --fast tests" if fast else "")
@@ -128,8 +140,12 @@ def plugin_rows(registry: Registry, entries: list[Entry]) -> list[dict[str, Any]
             "reason": status.reason,
             "hint": status.hint,
         }
-        for entry, status in zip(entries, registry.statuses(entries), strict=True)
+        for entry, status in zip(entries, registry.statuses(entries, _say_waiting), strict=True)
     ]
+
+
+def _say_waiting(names: list[str]) -> None:
+    typer.echo(f"waiting for the probe of {', '.join(names)}, {PROBE_SECONDS:g} s at most", err=True)
 
 
 def _find(registry: Registry, key: str) -> Entry:

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Response
-from fastapi.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpserve.errors import RequestError
+from tpserve.frontend.body import BodyLimit
 from tpserve.frontend.exchange import Call, Exchange
 from tpserve.frontend.metrics import Metrics
 from tpserve.frontend.problems import set_up_problems
@@ -20,13 +19,7 @@ from tpserve.frontend.schema import ChatRequest, CompletionRequest, GenerationRe
 from tpserve.frontend.wire import ChatFormat, CompletionFormat
 from tpserve.version import __version__
 
-__all__ = ["MAX_BODY", "build_app"]
-
-MAX_BODY = 16 << 20
-"""Bytes of a request's body; more is refused with 413."""
-
-PATIENCE = 4
-"""How many times as much of a longer body is read, and dropped, before the connection is closed on its sender."""
+__all__ = ["build_app"]
 
 GENERATES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is wrong; `error.param` names the field."},
@@ -44,7 +37,7 @@ def build_app(exchange: Exchange, metrics: Metrics, model: str) -> FastAPI:
         model: the name that clients use.
     """
     app = FastAPI(title="tpserve", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, limit=MAX_BODY)
+    app.add_middleware(BodyLimit)
     set_up_problems(app)
     entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "tpserve"}
 
@@ -92,41 +85,6 @@ def build_app(exchange: Exchange, metrics: Metrics, model: str) -> FastAPI:
         return _json({"server": "tpserve", "version": __version__, "model": model, "openapi": "/openapi.json"})
 
     return app
-
-
-class BodyLimit:
-    """Refuses bodies that are too long, before or while they come in.
-
-    Args:
-        app: the application behind.
-        limit: bytes.
-    """
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and count what it reads."""
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                await self._hear_out(message, receive)
-                raise HTTPException(413, f"the body is longer than {self._limit} bytes", {"Connection": "close"})
-            return message
-
-        await self._app(scope, counted, send)
-
-    async def _hear_out(self, message: Message, receive: Receive) -> None:
-        """Drop the rest of a body, within reason: a client that still sends when it is hung up on sees no answer."""
-        size = 0
-        while message.get("more_body") and size < PATIENCE * self._limit:
-            message = await receive()
-            size += len(message.get("body", b""))
 
 
 def _unknown_model(name: str) -> RequestError:

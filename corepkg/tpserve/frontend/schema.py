@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tpserve.errors import RequestError
-from tpserve.frontend.fields import PlainObject, Prompts, Stops, Text, check_plain, encodable
+from tpserve.frontend.fields import PlainObject, Prompts, Stops, Text, check_plain
 from tpserve.messages import GREEDY_BELOW, MAX_PRIORITY, ChatPrompt, SamplingParams
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
@@ -150,7 +150,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(encodable)]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | list[TextPart] | None = None
 
     @model_validator(mode="after")

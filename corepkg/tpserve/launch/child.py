@@ -7,7 +7,6 @@ a session of its own and ignores SIGINT.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import logging
@@ -27,11 +26,10 @@ from tpserve.frontend.control import ControlEvent, PingEvent
 from tpserve.launch.logging import set_up_logging
 from tpserve.launch.protocol import Alive, ChildSpec, Failed, Status, decode_event, line
 from tpserve.launch.pulse import Pulse
+from tpserve.parent import die_with_parent
 from tpserve.stdio import secure_streams
 
-__all__ = ["Line", "Main", "die_with_parent"]
-
-PR_SET_PDEATHSIG = 1
+__all__ = ["Line", "Main"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +93,6 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor hears of it and prints it once
         _leave_failed(link, error)
     logging.shutdown()
-
-
-def die_with_parent(signum: int) -> None:
-    """Get this signal when the thread that started this process ends; 0: none."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum))
 
 
 def _take_stdin() -> int:

@@ -81,7 +81,7 @@ class RunDir:
 def run_base(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory that holds this user's run directories."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and len(runtime) < LONGEST_BASE and _is_private(Path(runtime)):
+    if runtime.startswith("/") and len(runtime) < LONGEST_BASE and _is_private(Path(runtime)):
         return Path(runtime) / "tpserve"
     return Path("/tmp") / f"tpserve-{os.getuid()}"  # noqa: S108 (checked to be ours and private)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable
 from importlib import metadata
+from threading import BoundedSemaphore, Thread
 
 from packaging.requirements import Requirement
 
@@ -16,6 +17,11 @@ __all__ = ["PROBE_SECONDS", "check", "check_all", "check_requirements"]
 
 PROBE_SECONDS = 60.0
 """How long a probe may take; long enough for a cold import of a large library."""
+
+AT_A_TIME = 4
+
+SOON = 3.0
+"""Seconds after which somebody may want to know what takes so long."""
 
 
 def check_requirements(requires: Iterable[str]) -> Status:
@@ -37,10 +43,36 @@ def check(spec: Spec, limit: float = PROBE_SECONDS) -> Status:
     return AVAILABLE if reason is None else Status("unavailable", reason)
 
 
-def check_all(specs: list[Spec], limit: float = PROBE_SECONDS) -> list[Status]:
-    """Check many specs, up to four at a time."""
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        return list(pool.map(lambda spec: check(spec, limit), specs))
+def check_all(
+    specs: list[Spec], limit: float = PROBE_SECONDS, waiting: Callable[[list[str]], None] = lambda names: None
+) -> list[Status]:
+    """Check many specs, up to four at a time.
+
+    Args:
+        specs: to check.
+        limit: seconds that each probe has.
+        waiting: told the names of those whose probes have not answered after a few seconds.
+    """
+    statuses: dict[int, Status] = {}
+    few = BoundedSemaphore(AT_A_TIME)
+
+    def run(number: int) -> None:
+        with few:
+            statuses[number] = check(specs[number], limit)
+
+    # Daemons, so that who interrupts this need not wait for them; their probes end with this process.
+    threads = [Thread(target=run, args=(number,), daemon=True) for number in range(len(specs))]
+    for thread in threads:
+        thread.start()
+    soon = time.monotonic() + SOON
+    for thread in threads:
+        thread.join(max(0.0, soon - time.monotonic()))
+    late = [spec.name for spec, thread in zip(specs, threads, strict=True) if thread.is_alive()]
+    if late:
+        waiting(late)
+    for thread in threads:
+        thread.join()
+    return [statuses[number] for number in range(len(specs))]
 
 
 def _unmet(requirement: Requirement) -> str | None:

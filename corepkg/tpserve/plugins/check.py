@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import util
 from pathlib import Path
 
@@ -16,8 +19,10 @@ from tpserve.values import did_you_mean
 __all__ = ["check_contract", "choose_device"]
 
 TESTS = """\
+import pytest
 from tpserve.testing.installed import contract_of, package_of
 
+pytestmark = pytest.mark.usefixtures("tpserve_limit")
 TestPackage = package_of({key!r})
 TestContract = contract_of({key!r}, device={device!r})
 """
@@ -25,14 +30,29 @@ TestContract = contract_of({key!r}, device={device!r})
 FLAGS = ("-q", "--tb=short", "--no-header", "--strict-markers", "-p", "no:cacheprovider")
 KIT = "tpserve.testing.pytest_plugin"
 
+PATIENCE = 10.0, 60.0
+"""Seconds that a test waits for what should come at once: a third of its limit, but no less and no more than these."""
 
-def check_contract(plugin: Plugin, *, device: str = "cpu", fast: bool = False) -> bool:
+PATIENCE_VARIABLE = "TPSERVE_TESTING_PATIENCE"
+"""Where the contracts' processes read it."""
+
+GRACE = 10.0
+"""Seconds that pytest has to clean up after itself when it is interrupted."""
+
+
+def check_contract(
+    plugin: Plugin, *, device: str = "cpu", fast: bool = False, limit: float = 300.0, failures: int = 0
+) -> bool:
     """Test a plugin's package and its contract; pytest's output goes where this process's goes.
+
+    A SIGTERM that comes meanwhile ends this process with SystemExit, and leaves nothing behind.
 
     Args:
         plugin: to test.
         device: where tensors are, for the kinds that compute.
         fast: leave out what takes long.
+        limit: seconds after which a test fails.
+        failures: stop after so many tests have failed; 0: go on.
 
     Returns:
         Whether all tests passed.
@@ -42,12 +62,13 @@ def check_contract(plugin: Plugin, *, device: str = "cpu", fast: bool = False) -
     """
     if util.find_spec("pytest") is None:
         raise UnavailablePlugin("checking a plugin needs pytest, which is not installed", "pip install pytest")
-    with tempfile.TemporaryDirectory(prefix="tpserve-check-") as folder:
+    with _terminable(), tempfile.TemporaryDirectory(prefix="tpserve-check-") as folder:
         tests = Path(folder, f"test_{plugin.kind}_{plugin.name}.py")
         tests.write_text(TESTS.format(key=plugin.entry.key, device=device))
         command = [sys.executable, "-P", "-m", "pytest", *FLAGS, "-p", KIT, f"--rootdir={folder}", "-c", os.devnull]
-        selected = ["-m", "not slow"] if fast else []
-        return subprocess.run([*command, *selected, tests], env=_environ(), check=False).returncode == 0
+        command += [f"--tpserve-limit={limit:g}", f"--maxfail={failures}", *(["-m", "not slow"] if fast else [])]
+        environ = {"TMPDIR": folder, PATIENCE_VARIABLE: f"{min(max(limit / 3, PATIENCE[0]), PATIENCE[1]):g}"}
+        return _run([*command, str(tests)], environ) == 0
 
 
 def choose_device(plugin: Plugin, wanted: str) -> str:
@@ -65,6 +86,30 @@ def choose_device(plugin: Plugin, wanted: str) -> str:
         hint = did_you_mean(wanted, ("auto", *devices), what="Devices")
         raise ConfigError(f"--device: {plugin.entry.key} does not offer {wanted!r}", hint)
     return devices[0] if wanted == "auto" else wanted
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Take a SIGTERM for a wish to leave in good order."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run(command: list[str], environ: dict[str, str]) -> int:
+    """Run pytest; whatever ends this early, pytest and what it has started end first, and clean up if they can."""
+    with subprocess.Popen(command, env={**_environ(), **environ}, process_group=0) as process:
+        try:
+            return process.wait()
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environ() -> dict[str, str]:

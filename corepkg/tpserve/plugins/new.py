@@ -18,7 +18,7 @@ from tpserve.plugins.registry import INTERFACES
 from tpserve.settings import kind_flag
 from tpserve.values import did_you_mean
 
-__all__ = ["LONGEST_NAME", "distribution_name", "taken_by", "template_kinds", "write_package"]
+__all__ = ["LONGEST_NAME", "distribution_name", "taken_by", "template_kinds", "usage", "write_package"]
 
 LONGEST_NAME = 24
 
@@ -76,10 +76,14 @@ def taken_by(entries: list[Entry], kind: str, name: str) -> str | None:
     return next((f"{e.distribution} {e.version}" for e in entries if (e.kind, e.name) == (kind, name)), None)
 
 
+def usage(kind: str, name: str) -> str:
+    """The flags of ``tpserve launch`` with which a new plugin has something to do."""
+    return f"{kind_flag(kind)} {name}" + (" --tp 2" if kind in ("transport", "sync", "comm") else "")
+
+
 def _words(kind: str, name: str) -> dict[str, str]:
     interface = INTERFACES[kind].__name__
     camel = "".join(part.capitalize() for part in name.split("_"))
-    tp = " --tp 2" if kind in ("transport", "sync", "comm") else ""
     return {
         "kind": kind,
         "name": name,
@@ -88,7 +92,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "interface": interface,
         "package": f"tpserve_{kind}_{name}",
         "distribution": distribution_name(kind, name),
-        "usage": f"{kind_flag(kind)} {name}{tp}",
+        "usage": usage(kind, name),
     }
 
 

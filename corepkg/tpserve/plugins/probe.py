@@ -1,6 +1,7 @@
 """Asking a part whether it works here, in a process of its own: it may import anything, crash or hang.
 
-``python -m tpserve.plugins.probe package.module:function`` calls the function and writes its answer as JSON.
+``python -m tpserve.plugins.probe package.module:function PID`` calls the function and writes its answer as JSON, unless
+PID, which starts it, ends before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+
+from tpserve.parent import die_with_parent
 
 __all__ = ["run_probe"]
 
@@ -26,7 +29,7 @@ def run_probe(probe: str, limit: float) -> str | None:
     Returns:
         None if the function returned None, otherwise why the part cannot be used, in one line.
     """
-    command = [sys.executable, "-P", "-m", "tpserve.plugins.probe", probe]
+    command = [sys.executable, "-P", "-m", "tpserve.plugins.probe", probe, str(os.getpid())]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -56,9 +59,13 @@ def answer(probe: str) -> dict[str, str | None]:
 
 def main() -> None:
     """The child: whatever the libraries print goes to stderr, so that stdout holds the answer alone."""
+    _, probe, starter = sys.argv
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(starter):
+        return
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
-        out.write(json.dumps(answer(sys.argv[1])))
+        out.write(json.dumps(answer(probe)))
     os._exit(0)  # the answer is out; a library's threads and exit handlers must not hold it back
 
 

@@ -8,7 +8,7 @@ transport = plugin.factory()(plugin.make_options({"send_buffer": "8192"}))
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -199,15 +199,16 @@ class Registry:
         """Whether a plugin can be used; raises nothing that the plugin raises."""
         return self.statuses([entry])[0]
 
-    def statuses(self, entries: list[Entry]) -> list[Status]:
-        """The status of each entry, in order; probes run side by side."""
+    def statuses(self, entries: list[Entry], waiting: Callable[[list[str]], None] = lambda names: None) -> list[Status]:
+        """The status of each entry, in order; probes run side by side, and ``waiting`` is told which take long."""
         found: list[Status | Plugin] = []
         for entry in entries:
             try:
                 found.append(self._import(entry))
             except BadPlugin as error:
                 found.append(error.status)
-        checked = iter(check_all([item.spec for item in found if isinstance(item, Plugin)], self._probe_limit))
+        specs = [item.spec for item in found if isinstance(item, Plugin)]
+        checked = iter(check_all(specs, self._probe_limit, waiting))
         return [item if isinstance(item, Status) else next(checked) for item in found]
 
     def _import(self, entry: Entry) -> Plugin:

@@ -53,7 +53,7 @@ def echo(request: Generate) -> Iterator[int]:
 def make_pipe() -> tuple[PipeSender, PipeReceiver]:
     """Make both ends of a pipe between threads."""
     transport = InprocTransport(NoOptions())
-    return transport.pipe_sender("pipe"), transport.pipe_receiver("pipe")
+    return transport.pipe_sender("ipc:///pipe"), transport.pipe_receiver("ipc:///pipe")
 
 
 class FakeRank:
@@ -216,7 +216,7 @@ class FakeServer:
 
     def send_to_api(self, frame: bytes) -> None:
         """Send the api process something that no tokenizer or detokenizer would."""
-        self._transport.pipe_sender("api").send(frame, math.inf)
+        self._transport.pipe_sender("ipc:///api").send(frame, math.inf)
 
     def ping(self) -> str:
         """Ask the api process whether it is alive; what it says."""
@@ -261,17 +261,19 @@ class FakeServer:
         self._kill_group()
         config = self._config
         transport = self._transport = InprocTransport(NoOptions())
-        to_api = transport.pipe_receiver("api")
-        to_rank = self._join(transport.pipe_receiver("rank"))
-        tokenizers = [f"tokenizer{index}" for index in range(config.tokenizers)]
-        detokenizers = [f"detokenizer{index}" for index in range(config.detokenizers)]
+        to_api = transport.pipe_receiver("ipc:///api")
+        to_rank = self._join(transport.pipe_receiver("ipc:///rank"))
+        tokenizers = [f"ipc:///tokenizer{index}" for index in range(config.tokenizers)]
+        detokenizers = [f"ipc:///detokenizer{index}" for index in range(config.detokenizers)]
         for index, name in enumerate(tokenizers):
             inbox = self._join(transport.pipe_receiver(name))
-            ends = self._join(transport.pipe_sender("rank")), self._join(transport.pipe_sender("api"))
+            ends = self._join(transport.pipe_sender("ipc:///rank")), self._join(transport.pipe_sender("ipc:///api"))
             self._start(run_tokenizer, inbox, *ends, self._codec, self._limits, 1 + index)
         for index, name in enumerate(detokenizers):
             inbox = self._join(transport.pipe_receiver(name))
-            self._start(run_detokenizer, inbox, self._join(transport.pipe_sender("api")), self._codec, 2000 + index)
+            self._start(
+                run_detokenizer, inbox, self._join(transport.pipe_sender("ipc:///api")), self._codec, 2000 + index
+            )
         replies = [self._join(transport.pipe_sender(name)) for name in detokenizers]
         eos = self._limits.eos_ids[0]
         rank = FakeRank(to_rank, replies, self._script, eos, self.go, self.seen, config.tokenizers)

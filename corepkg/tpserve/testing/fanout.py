@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 
@@ -23,6 +24,8 @@ from tpserve.testing.lab import (
 )
 from tpserve.testing.links import (
     ALL_SCHEMES,
+    CHUNK,
+    MANY,
     MEGABYTE,
     LinkContract,
     burst_at_a_standstill,
@@ -35,6 +38,7 @@ from tpserve.testing.links import (
     read_on,
     send_until_error,
     take_in_cuts,
+    take_numbered,
     with_follower_process,
 )
 from tpserve.testing.processes import number_of, numbered
@@ -58,6 +62,16 @@ class FanoutContract(LinkContract):
             leader.send_many(batch, soon())
         for task in reading:
             assert difference(task.result(), frames) is None
+
+    def test_many_small_frames_arrive_once_and_in_order(self, lab: Lab, fanout: None) -> None:
+        """Enough of them that one lost in a thousand is noticed."""
+        leader, *ends = fan_out(lab, 2)
+        numbers = list(range(MANY))
+        reading = [Task(take_numbered, partial(end.recv_many, CHUNK), MANY) for end in ends]
+        for batch in cut(numbers, random.Random(MANY)):
+            leader.send_many([numbered(number, 64) for number in batch], soon())
+        for task in reading:
+            task.result()
 
     @pytest.mark.slow
     def test_a_frame_of_64_mb(self, lab: Lab, fanout: None) -> None:
@@ -98,6 +112,25 @@ class FanoutContract(LinkContract):
             leader.connect(deadline)
         with pytest.raises(TransportError):
             joining.result()
+
+    def test_each_follower_is_one_of_them(self, lab: Lab, fanout: None) -> None:
+        """An end of another number is refused, and does not pass for one of those that are waited for."""
+        address = lab.address()
+        for follower in (2, -1):
+            with refused(address):
+                lab.transport().fanout_receiver(address, follower, 2).connect(time.monotonic() + 0.3)
+
+    def test_two_of_the_same_number_are_not_two_followers(self, lab: Lab, fanout: None) -> None:
+        """Not all have come."""
+        address = lab.address()
+        leader = lab.transport().fanout_sender(address, 2)
+        first, again = (lab.transport().fanout_receiver(address, 0, 2) for _ in range(2))
+        joining = [Task(end.connect, time.monotonic() + 0.5) for end in (first, again)]
+        with pytest.raises(TransportError):
+            leader.connect(time.monotonic() + 0.5)
+        for task in joining:
+            with pytest.raises(TransportError):
+                task.result()
 
     def test_a_missing_leader_is_an_error_at_the_follower(self, lab: Lab, fanout: None) -> None:
         """At the deadline."""

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,10 +21,12 @@ from tpserve.api import (
     TransportSpec,
 )
 from tpserve.testing.lab import Lab, Task, can_listen, memory, see_soon_after, soon
-from tpserve.testing.processes import Child, numbered
+from tpserve.testing.processes import Child, number_of, numbered
 
 __all__ = [
     "ALL_SCHEMES",
+    "CHUNK",
+    "MANY",
     "MEGABYTE",
     "LinkContract",
     "burst_at_a_standstill",
@@ -38,9 +40,13 @@ __all__ = [
     "overrun_empty",
     "send_until_error",
     "take_in_cuts",
+    "take_numbered",
     "with_follower_process",
     "with_receiver_process",
 ]
+
+MANY, CHUNK = 5000, 50
+"""Frames of a longer test, and how many are taken at a time."""
 
 MEGABYTE = 1 << 20
 UNBOUNDED = 1 << 30
@@ -52,6 +58,8 @@ UNCOUNTED = 1 << 24
 BURST_SIZE, BATCH = 4096, 5
 STANDSTILL = 0.4
 """Seconds after which a sender that has not moved waits for room."""
+
+Item = TypeVar("Item")
 
 ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp", "tcp6"], indirect=True)
 
@@ -153,7 +161,7 @@ def with_receiver_process(lab: Lab) -> tuple[PipeSender, Child]:
     return sender, child.ready()
 
 
-def cut(frames: Sequence[bytes], draw: random.Random) -> Iterator[Sequence[bytes]]:
+def cut(frames: Sequence[Item], draw: random.Random) -> Iterator[Sequence[Item]]:
     """Cut a sequence into batches of random length, empty ones among them."""
     start = 0
     while start < len(frames):
@@ -168,6 +176,15 @@ def take_in_cuts(end: FanoutReceiver, count: int, draw: random.Random) -> list[b
     while len(frames) < count:
         frames += end.recv_many(min(draw.randrange(12), count - len(frames)), soon())
     return frames
+
+
+def take_numbered(take: Callable[[float], Sequence[bytes]], count: int) -> None:
+    """Take frames that are numbered from 0, and see each to be the next: what is missing shows at once."""
+    taken = 0
+    while taken < count:
+        for frame in take(soon()):
+            assert number_of(frame) == taken, f"frame {number_of(frame)} comes where {taken} is due"
+            taken += 1
 
 
 def read_on(end: FanoutReceiver) -> TransportError:

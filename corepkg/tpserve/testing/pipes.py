@@ -6,6 +6,7 @@ import math
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,8 @@ from tpserve.testing.lab import (
 )
 from tpserve.testing.links import (
     ALL_SCHEMES,
+    CHUNK,
+    MANY,
     MEGABYTE,
     LinkContract,
     burst_at_a_standstill,
@@ -31,6 +34,7 @@ from tpserve.testing.links import (
     overrun,
     pipe,
     send_until_error,
+    take_numbered,
     with_receiver_process,
 )
 from tpserve.testing.processes import number_of, numbered
@@ -62,6 +66,14 @@ class PipeContract(LinkContract):
             mine = [frame for frame in taken if number_of(frame) // 1000 == name]
             sent = [numbered(name * 1000 + number, size) for number, size in enumerate(sizes)]
             assert difference(mine, sent) is None
+
+    def test_many_small_frames_arrive_by_a_pipe(self, lab: Lab, pipes: None) -> None:
+        """Once, in order, and enough of them that one lost in a thousand is noticed."""
+        receiver, sender = pipe(lab, 1)
+        reading = Task(take_numbered, partial(receiver.recv_many, CHUNK, MEGABYTE), MANY)
+        for number in range(MANY):
+            sender.send(numbered(number, 64), soon())
+        reading.result()
 
     def test_a_pipe_takes_what_is_there_and_no_more(self, lab: Lab, pipes: None) -> None:
         """Up to a number of frames, or of bytes; without waiting once there is a first."""

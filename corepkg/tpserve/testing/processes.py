@@ -38,8 +38,8 @@ from tpserve.api import (
 
 __all__ = ["PATIENCE", "Child", "fanout_end", "load", "number_of", "numbered"]
 
-PATIENCE = 60.0
-"""Seconds after which a test counts as hung."""
+PATIENCE = float(os.environ.get("TPSERVE_TESTING_PATIENCE", "60"))
+"""Seconds after which a test counts as hung; ``tpserve plugins check --limit`` sets it."""
 
 CHUNK = 50
 

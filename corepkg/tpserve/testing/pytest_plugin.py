@@ -1,7 +1,8 @@
 """What the contract tests need of pytest; installed with tpserve, pytest finds it by itself.
 
-The fixture ``tpserve_guard``, which the contracts of links use, fails a test that hangs, and one that leaves processes,
-threads, descriptors or temporary files behind. The marker ``slow`` is on what takes long, for ``-m 'not slow'``.
+The fixture ``tpserve_limit`` fails a test that hangs. ``tpserve_guard``, which the contracts of links use, does so too,
+and fails one that leaves processes, threads, descriptors or temporary files behind. The marker ``slow`` is on what
+takes long, for ``-m 'not slow'``.
 
 Every pytest in an environment that has tpserve imports this module: so it imports nothing large.
 """
@@ -17,7 +18,10 @@ from types import FrameType
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard"]
+__all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard", "tpserve_limit"]
+
+AGAIN = 30.0
+"""Seconds after which a test that was failed is interrupted once more: what hangs may hang when it is closed, too."""
 
 CONTRACTS = (
     "attention",
@@ -57,6 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
+def tpserve_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test if it hangs."""
+    with _limit(request.config.getoption("--tpserve-limit")):
+        yield
+
+
+@pytest.fixture
 def tpserve_guard(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
@@ -86,7 +97,7 @@ def _limit(seconds: float) -> Iterator[None]:
         pytest.fail(f"the test takes more than {seconds:g} s")
 
     previous = signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, max(seconds, AGAIN))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -31,6 +32,7 @@ from tpserve.api import (
     NoOptions,
     PipeReceiver,
     SyncContext,
+    TransportError,
     TransportSpec,
     UnsupportedByPlugin,
 )
@@ -44,7 +46,18 @@ from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
 __all__ = ["TransportContract"]
 
 HEAVY = ("torch", "zmq", "pynng", "flashinfer", "triton")
-MALFORMED = ("", "nowhere", "foo://x", "tcp://host", "tcp://host:x", "tcp://127.0.0.1:99999")
+MALFORMED = (
+    "",
+    "nowhere",
+    "foo://x",
+    "ipc://",
+    "ipc:///",
+    "ipc://relative",
+    "ipc://{directory}",
+    "tcp://host",
+    "tcp://host:x",
+    "tcp://127.0.0.1:99999",
+)
 
 
 class TransportContract(FanoutContract, PipeContract):
@@ -91,13 +104,27 @@ class TransportContract(FanoutContract, PipeContract):
             first()
 
     @pytest.mark.parametrize("address", MALFORMED)
-    def test_a_malformed_address_is_an_error(self, lab: Lab, processes: None, address: str) -> None:
-        """At every end, when it is made or connected."""
-        for make in _makers(lab, address, offered=True):
+    def test_a_malformed_address_is_an_error(self, lab: Lab, address: str) -> None:
+        """At every end, when it is made or connected; as often as it is tried, and nothing is left of it."""
+        address = address.format(directory=lab.directory)
+        for make in _makers(lab, address, offered=True) * 2:
             with refused(address):
                 end = make()
                 if not isinstance(end, PipeReceiver):
                     end.connect(time.monotonic() + 0.5)
+        assert list(lab.directory.iterdir()) == []
+
+    def test_somebody_elses_file_at_an_address_stays(self, lab: Lab) -> None:
+        """Whether it is in the way or not."""
+        address = f"ipc://{lab.directory}/notes"
+        files = [lab.directory / name for name in ("notes", "notes.0")]
+        for file in files:
+            file.write_text("somebody else's")
+        for make in _makers(lab, address, offered=True):
+            with suppress(TransportError), make() as end:
+                if not isinstance(end, PipeReceiver):
+                    end.connect(time.monotonic() + 0.1)
+        assert [file.read_text() for file in files if file.exists()] == ["somebody else's"] * 2
 
     def test_what_it_does_not_offer_is_refused(self, lab: Lab) -> None:
         """As the capabilities say."""
@@ -126,6 +153,14 @@ class TransportContract(FanoutContract, PipeContract):
         transport.close()
         with pytest.raises(Closed):
             end.recv_many(1, soon())
+
+    def test_a_closed_transport_makes_no_ends(self, lab: Lab) -> None:
+        """Of any kind that it offers."""
+        makers = _makers(lab, lab.address(), offered=True)
+        lab.close_transports()
+        for make in makers:
+            with pytest.raises(Closed):
+                make()
 
     def test_the_options_come_back_as_they_went(self, spec: TransportSpec) -> None:
         """Through plain data, and an unknown one is refused."""

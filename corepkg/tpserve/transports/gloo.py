@@ -10,13 +10,11 @@ later call takes it up. What ends them is :func:`_leave`.
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -32,8 +30,10 @@ from tpserve.api import (
     Transport,
     TransportError,
 )
+from tpserve.api.addresses import check_follower, ipc_path
 from tpserve.api.flow import batches
 from tpserve.distributed.gloo import make_group
+from tpserve.transports.claim import Claim, join_leader
 from tpserve.transports.options import GlooOptions
 
 if TYPE_CHECKING:
@@ -56,26 +56,34 @@ class GlooTransport(Transport):
     """Makes the ends of fan-outs whose ranks are all on one host."""
 
     def __init__(self, options: Options) -> None:
+        import torch.distributed  # noqa: F401  it takes seconds, which no deadline should have to pay
+
         super().__init__(options)
         assert isinstance(options, GlooOptions)
         self._options = options
         self._ends: list[FanoutSender | FanoutReceiver] = []
+        self._closed = False
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
-        return self._keep(_Sender(self._options, _path(address), followers))
+        return self._make(lambda: _Sender(self._options, ipc_path(address), followers))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
-        return self._keep(_Receiver(_path(address), follower, followers))
+        check_follower(address, follower, followers)
+        return self._make(lambda: _Receiver(ipc_path(address), follower, followers))
 
     def close(self) -> None:
         """Close every end made here."""
+        self._closed = True
         for end in self._ends:
             end.close()
         self._ends.clear()
 
-    def _keep(self, end: End) -> End:
+    def _make(self, make: Callable[[], End]) -> End:
+        if self._closed:
+            raise Closed("the transport was closed")
+        end = make()
         self._ends.append(end)
         return end
 
@@ -136,15 +144,15 @@ class _Sender(FanoutSender):
         self._under_way: deque[_Packet] = deque()
         self._ahead = 0
         self._closed = False
-        self._claim = _claim(path)
+        self._claim = Claim(path)
 
     def connect(self, deadline: float) -> None:
         self._check_open()
         try:
-            self._group = _join(self._path, LEADER, self._followers + 1, deadline)
+            self._group = _join(self._claim.meeting, LEADER, self._followers + 1, deadline)
         except DeadlineExceeded as error:
-            there = sum(_mark(self._path, follower).exists() for follower in range(self._followers))
-            raise DeadlineExceeded(f"{there} of {self._followers} followers came to {self._path}") from error
+            there = f"{self._claim.came()} of {self._followers} followers came to {self._path}"
+            raise DeadlineExceeded(there) from error
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         self._check_open()
@@ -164,8 +172,7 @@ class _Sender(FanoutSender):
         self._under_way.clear()
         group, self._group = self._group, None
         _leave(group)
-        _claim_path(self._path).unlink(missing_ok=True)
-        os.close(self._claim)
+        self._claim.close()
 
     def _await_room(self, size: int, deadline: float) -> None:
         while self._under_way and (self._under_way[0].body.is_done or self._ahead + size > self._options.send_buffer):
@@ -206,12 +213,11 @@ class _Receiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         self._check_open()
-        _mark(self._path, self._follower).touch()
-        while not _is_led(self._path):
+        while (meeting := join_leader(self._path, self._follower)) is None:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._path}")
             time.sleep(ATTEMPTS)
-        self._group = _join(self._path, 1 + self._follower, self._followers + 1, deadline)
+        self._group = _join(meeting, 1 + self._follower, self._followers + 1, deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         self._check_open()
@@ -227,7 +233,6 @@ class _Receiver(FanoutReceiver):
         if self._closed:
             return
         self._closed = True
-        _mark(self._path, self._follower).unlink(missing_ok=True)
         group, self._group = self._group, None
         _leave(group)
         self._header = self._body = None
@@ -251,55 +256,6 @@ class _Receiver(FanoutReceiver):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the fan-out was closed")
-
-
-def _path(address: str) -> Path:
-    if not address.startswith("ipc://"):
-        raise TransportError(f"cannot use {address}: gloo's fan-out takes ipc addresses only")
-    path = Path(address.removeprefix("ipc://"))
-    if not path.parent.is_dir():
-        raise TransportError(f"cannot use {address}: there is no directory {path.parent}")
-    return path
-
-
-def _mark(path: Path, follower: int) -> Path:
-    """A file that says that a follower has come."""
-    return path.with_name(f"{path.name}.{follower}")
-
-
-def _claim_path(path: Path) -> Path:
-    """A file that a living leader holds a lock on; the kernel takes the lock away when a process ends."""
-    return path.with_name(f"{path.name}.leader")
-
-
-def _claim(path: Path) -> int:
-    """Lead at this address: the descriptor with the lock.
-
-    A leader that was killed has left its group's file, and followers that read it would look for their peers where they
-    were. So that goes first, and the lock is taken before anybody can see it.
-
-    Raises:
-        TransportError: a living leader has it.
-    """
-    if _is_led(path):
-        raise TransportError(f"cannot use ipc://{path}: it has a leader already")
-    claim = path.with_name(f"{path.name}.leader{os.getpid()}")
-    descriptor = os.open(claim, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    path.unlink(missing_ok=True)
-    claim.replace(_claim_path(path))
-    return descriptor
-
-
-def _is_led(path: Path) -> bool:
-    try:
-        with _claim_path(path).open() as claim:
-            fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def _join(path: Path, rank: int, size: int, deadline: float) -> Any:

@@ -24,6 +24,7 @@ from tpserve.api import (
     Transport,
     TransportError,
 )
+from tpserve.api.addresses import check_address, check_follower
 
 __all__ = ["InprocTransport"]
 
@@ -41,25 +42,30 @@ class InprocTransport(Transport):
         self._lock = Lock()
         self._queues: dict[str, _Queue] = {}
         self._ends: list[FanoutSender | FanoutReceiver | PipeSender | PipeReceiver] = []
+        self._closed = False
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
-        return self._keep(_FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
+        check_address(address)
+        return self._make(lambda: _FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
-        return self._keep(_FanoutReceiver(self._queue(f"{address}.{follower}")))
+        check_address(address)
+        check_follower(address, follower, followers)
+        return self._make(lambda: _FanoutReceiver(self._queue(f"{address}.{follower}")))
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Make the receiving end."""
-        return self._keep(_PipeReceiver(self._queue(address)))
+        return self._make(lambda: _PipeReceiver(self._queue(check_address(address))))
 
     def pipe_sender(self, address: str) -> PipeSender:
         """Make a sending end."""
-        return self._keep(_PipeSender(self._queue(address)))
+        return self._make(lambda: _PipeSender(self._queue(check_address(address))))
 
     def close(self) -> None:
         """Close every end made here."""
+        self._closed = True
         for end in self._ends:
             end.close()
 
@@ -70,7 +76,10 @@ class InprocTransport(Transport):
                 queue = self._queues[name] = _Queue(name)
             return queue
 
-    def _keep(self, end: End) -> End:
+    def _make(self, make: Callable[[], End]) -> End:
+        if self._closed:
+            raise Closed("the transport was closed")
+        end = make()
         self._ends.append(end)
         return end
 
@@ -193,6 +202,7 @@ class _FanoutSender(FanoutSender):
         for queue in queues:
             if queue.has_leader:
                 raise TransportError(f"{queue.name} has a leader already")
+        for queue in queues:
             queue.change(has_leader=True)
         self._queues = queues
         self._closed = False
@@ -225,6 +235,8 @@ class _FanoutReceiver(FanoutReceiver):
         self._closed = False
 
     def connect(self, deadline: float) -> None:
+        if self._queue.has_reader:
+            raise TransportError(f"{self._queue.name} has a follower already")
         self._queue.change(has_reader=True)
         self._queue.await_writer(f"no leader answered at {self._queue.name}", deadline, self._is_closed)
 

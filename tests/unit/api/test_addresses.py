@@ -1,6 +1,5 @@
 """Addresses that are malformed, and paths that are taken."""
 
-import errno
 import socket
 
 import pytest
@@ -20,6 +19,10 @@ def test_an_address_comes_back(address):
         "",
         "x",
         "ipc://",
+        "ipc://here",
+        "ipc:///",
+        "ipc:///usr",
+        "ipc:///a\0b",
         "udp://h:1",
         "tcp://h",
         "tcp://h:",
@@ -51,11 +54,39 @@ def test_a_living_socket_stays_and_hears_nothing(tmp_path):
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
         door.listen()
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(TransportError, match="somebody is bound"):
             free_path(path)
-        assert caught.value.errno == errno.EADDRINUSE
         door.settimeout(0)
         with pytest.raises(BlockingIOError):
             door.accept()
         with socket.socket(socket.AF_UNIX) as end:
             end.connect(str(path))
+
+
+def test_a_living_socket_of_another_type_stays(tmp_path):
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(str(path))
+        with pytest.raises(TransportError, match="somebody is bound"):
+            free_path(path)
+    assert path.exists()
+
+
+def test_what_is_no_socket_stays(tmp_path):
+    file, link, folder = tmp_path / "file", tmp_path / "link", tmp_path / "folder"
+    file.write_text("notes")
+    link.symlink_to(file)
+    folder.mkdir()
+    for path in (file, link, folder):
+        with pytest.raises(TransportError, match="not a socket"):
+            free_path(path)
+    assert file.read_text() == "notes"
+    assert link.is_symlink()
+    assert folder.is_dir()
+
+
+def test_a_path_that_cannot_be_looked_at_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "door", tmp_path / ("long" * 100)):
+        with pytest.raises(TransportError, match="cannot bind"):
+            free_path(path)

@@ -46,7 +46,10 @@ except SystemExit:
 
 
 def test_the_version_is_printed(run_cli: Any) -> None:
-    assert run_cli("--version").stdout.startswith("tpserve 0.")
+    said = run_cli("--version").stdout
+    assert said.startswith("tpserve 0.")
+    module = subprocess.run([sys.executable, "-m", "tpserve", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tpserve.config import ServeConfig
-from tpserve.frontend.app import MAX_BODY
+from tpserve.frontend.body import MAX_BODY
 from tpserve.frontend.text import TextCodec
 from tpserve.messages import Abort, Generate
 from tpserve.testing.fake_server import LIMITS, FakeServer
@@ -251,6 +251,7 @@ def test_a_wrong_completion_is_a_400_that_names_the_field(
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "assistant"}]}, "messages"),
         ({"max_completion_tokens": 400}, "max_completion_tokens"),
         ({"max_tokens": 400}, "max_tokens"),
@@ -294,6 +295,17 @@ def test_a_client_that_sends_all_of_a_body_that_is_too_long_sees_the_answer(clie
     connection = HTTPConnection(client.base_url.host, client.base_url.port or 80)
     connection.request("POST", "/v1/completions", b" " * (3 * MAX_BODY), JSON)
     assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_body_that_is_said_to_be_too_long_is_refused_before_it_comes(client: httpx.Client) -> None:
+    connection = HTTPConnection(client.base_url.host, client.base_url.port or 80)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Length", str(MAX_BODY + 1))
+    connection.endheaders()
+    response = connection.getresponse()
+    assert response.status == 413
+    assert json.loads(response.read())["error"]["message"] == f"the body is longer than {MAX_BODY} bytes"
     connection.close()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
 
 import httpx
@@ -195,6 +197,24 @@ def test_a_stopping_server_does_not_wait_for_ever(codec: TextCodec) -> None:
         server.stop()
         response = request.result(60)
     assert (response.status_code, error_of(response)) == (503, "the server is stopping")
+
+
+def test_a_stopping_server_gives_up_unfinished_bodies_without_a_word(
+    codec: TextCodec, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeServer(codec) as server, ExitStack() as stack:
+        url = httpx.URL(server.start().url)
+        sockets = [stack.enter_context(socket.create_connection((url.host, url.port))) for _ in range(3)]
+        for sock in sockets:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        sockets.pop().close()
+        time.sleep(0.2)
+        server.stop()
+        answers = [sock.recv(1 << 16) for sock in sockets]
+
+    assert all(answer.startswith(b"HTTP/1.1 503 ") and b"the server is stopping" in answer for answer in answers)
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert len(caplog.records) < 5
 
 
 def test_can_be_stopped_before_it_ever_served(codec: TextCodec) -> None:

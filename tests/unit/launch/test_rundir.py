@@ -105,7 +105,9 @@ def test_a_generation_goes_with_its_segments_and_leaves_others(base: Path) -> No
     assert not (Path("/dev/shm") / second.name("sync")).exists()
 
 
-def test_the_base_is_the_runtime_directory_if_that_is_private_and_short(tmp_path: Path) -> None:
+def test_the_base_is_the_runtime_directory_if_that_is_private_and_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.chmod(0o700)
     fallback = Path(f"/tmp/tpserve-{os.getuid()}")
     short = Path("/proc/self/cwd")
@@ -113,6 +115,9 @@ def test_the_base_is_the_runtime_directory_if_that_is_private_and_short(tmp_path
     assert run_base({"XDG_RUNTIME_DIR": str(tmp_path / "missing")}) == fallback
     assert run_base({"XDG_RUNTIME_DIR": str(tmp_path / ("x" * 60))}) == fallback
     assert run_base({"XDG_RUNTIME_DIR": str(short)}) == fallback  # a link
+    (tmp_path / "here").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    assert run_base({"XDG_RUNTIME_DIR": "here"}) == fallback
     if len(str(tmp_path)) < 60:
         assert run_base({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "tpserve"
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from typing import Any
 
+import psutil
 import pytest
 
 from tpserve.api import PolicySpec
+from tpserve.plugins import availability
 from tpserve.plugins.availability import check, check_all, check_requirements
 from tpserve.plugins.discovery import AVAILABLE, Status
 from tpserve.plugins.probe import run_probe
@@ -109,3 +114,29 @@ def test_many_specs_are_checked_in_order() -> None:
         "unavailable",
     ]
     assert check(specs[3], limit=60).reason == "needs no-such-thing, which is not installed"
+
+
+@pytest.mark.usefixtures("probes")
+def test_who_waits_hears_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "SOON", 0.1)
+    told: list[list[str]] = []
+    probes = {"silent": "acme_probes:hangs", "none": ""}
+    specs = [PolicySpec(name=name, summary="x", factory="a:B", probe=probe) for name, probe in probes.items()]
+
+    statuses = check_all(list(specs), 1.0, told.append)
+
+    assert told == [["silent"]]
+    assert [status.state for status in statuses] == ["unavailable", "available"]
+
+
+@pytest.mark.usefixtures("probes")
+def test_a_probe_ends_with_who_asked() -> None:
+    code = "from tpserve.plugins.probe import run_probe; run_probe('acme_probes:hangs', limit=600)"
+    with subprocess.Popen([sys.executable, "-c", code]) as asking:
+        deadline = time.monotonic() + 60
+        while not (children := psutil.Process(asking.pid).children()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        asking.kill()
+
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert len(children) == 1

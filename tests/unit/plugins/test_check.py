@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from importlib import util
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tpserve.errors import ConfigError, UnavailablePlugin
@@ -45,7 +51,7 @@ def test_what_breaks_it_fails_and_says_where(run_cli: Any, site: Any, monkeypatc
     site.add("careless", {"policy.careless": "careless.plugin"}, files)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-flag")
 
-    done = run_cli("plugins", "check", "policy.careless")
+    done = run_cli("plugins", "check", "policy.careless", "--maxfail", "0")
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.endswith("policy.careless breaks the contract of the policy kind\n")
@@ -54,6 +60,66 @@ def test_what_breaks_it_fails_and_says_where(run_cli: Any, site: Any, monkeypatc
     assert failed >= {"test_plans_keep_to_the_limits", "test_a_long_queue_is_not_read_to_its_end"}
     assert not failed & {"test_it_states_the_plugin_api", "test_the_class_implements_the_interface"}
     assert "the policy plans " in done.stdout
+
+
+HANGING_PLUGIN = """
+from tpserve.api import Options, PolicySpec, hookimpl
+
+TPSERVE_API = 1
+
+@hookimpl
+def tpserve_policies():
+    return [PolicySpec(name="hanging", summary="-", factory="hanging.policy:Hanging")]
+"""
+HANGING_POLICY = """
+import time
+from tpserve.api import Plan, Policy
+
+class Hanging(Policy):
+    def plan(self, view):
+        print("planning", flush=True)
+        time.sleep(600)
+        return Plan()
+"""
+
+
+@pytest.fixture
+def hanging(site: Any) -> None:
+    files = {"hanging/plugin.py": HANGING_PLUGIN, "hanging/policy.py": HANGING_POLICY}
+    site.add("hanging", {"policy.hanging": "hanging.plugin"}, files)
+
+
+@pytest.mark.usefixtures("hanging")
+def test_what_hangs_fails_at_the_limit_and_a_few_failures_are_enough(run_cli: Any) -> None:
+    done = run_cli("plugins", "check", "policy.hanging", "--limit", "1", "--maxfail", "2")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the test takes more than 1 s" in done.stdout
+    assert "stopping after 2 failures" in done.stdout
+    assert "policy.hanging breaks the contract of the policy kind; testing stops after 2 failures" in done.stderr
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_check_that_is_terminated_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "tpserve.cli.main", "plugins", "check", "policy.hanging"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as check:
+        pytest_of_it = await_child(check.pid)
+        time.sleep(0.5)
+        check.send_signal(signal.SIGTERM)
+        assert check.wait(60) == 128 + signal.SIGTERM
+
+    assert not pytest_of_it.is_running()
+    assert [path.name for path in tmp_path.iterdir() if path.name != "site"] == []
+
+
+def await_child(pid: int) -> psutil.Process:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process(pid).children():
+            return child
+        time.sleep(0.05)
+    raise AssertionError("it starts nothing")
 
 
 @pytest.mark.parametrize(

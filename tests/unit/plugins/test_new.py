@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from tpserve.api import KINDS
 from tpserve.errors import ConfigError, FrameError, PeerLost
-from tpserve.plugins.new import LONGEST_NAME, distribution_name, taken_by, template_kinds, write_package
+from tpserve.plugins.new import LONGEST_NAME, distribution_name, taken_by, template_kinds, usage, write_package
 from tpserve.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +45,16 @@ def test_a_package_is_complete(tmp_path: Path, kind: str) -> None:
     assert project["project"]["entry-points"]["tpserve"] == {f"{kind}.my_idea": f"tpserve_{kind}_my_idea.plugin"}
     for file in files:
         assert "$" not in file.read_text(), file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_readme_says_how_ranks_come_to_use_it(tmp_path: Path, kind: str) -> None:
+    write_package(kind, "mine", tmp_path)
+
+    flags = usage(kind, "mine")
+
+    assert f"tpserve launch {flags}" in (tmp_path / "README.md").read_text()
+    assert flags.endswith(" --tp 2") == (kind in ("transport", "sync", "comm"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,6 +131,7 @@ def test_the_command_writes_and_says_what_is_next(run_cli: Any, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tpserve-policy-fcfs" / "pyproject.toml").exists()
     assert "pip install -e 'tpserve-policy-fcfs[dev]'" in done.stdout
+    assert done.stdout.endswith("tpserve launch --policy fcfs\n")
     assert done.stderr.startswith("note: tpserve ")
     again = run_cli("plugins", "new", "policy", "fcfs")
     assert again.returncode == 2
@@ -141,5 +152,9 @@ def test_a_new_transport_s_leader_greets_followers_only(
         stranger.send(greeting)
         stranger.shutdown(socket.SHUT_WR)
 
-        with pytest.raises((FrameError, PeerLost)):
+        with pytest.raises((FrameError, PeerLost)) as caught:
             leader.connect(time.monotonic() + 30)
+
+        stranger.settimeout(30)
+        with suppress(ConnectionResetError):  # there was more to read
+            assert stranger.recv(1) == b"", caught.value

@@ -81,11 +81,11 @@ class Cluster:
 
     def __init__(self, *, caps=None, heartbeat=WATCHDOG, watchdog=WATCHDOG, meddle=lambda frames: frames) -> None:
         self.transport = InprocTransport(NoOptions())
-        intake = self.transport.pipe_receiver("intake")
-        self.tokenizers = [self.transport.pipe_sender("intake") for _ in range(2)]
+        intake = self.transport.pipe_receiver("ipc:///intake")
+        self.tokenizers = [self.transport.pipe_sender("ipc:///intake") for _ in range(2)]
         self.sealers = [Sealer(1), Sealer(2)]
-        leader = self.transport.fanout_sender("fanout", RANKS - 1)
-        ends = [self.transport.fanout_receiver("fanout", index, RANKS - 1) for index in range(RANKS - 1)]
+        leader = self.transport.fanout_sender("ipc:///fanout", RANKS - 1)
+        ends = [self.transport.fanout_receiver("ipc:///fanout", index, RANKS - 1) for index in range(RANKS - 1)]
         joining = [Task(end.connect, soon()) for end in ends]
         leader.connect(soon())
         for task in joining:
@@ -312,7 +312,11 @@ def test_a_follower_that_has_gone_stops_the_leader():
 
 def single(caps=None) -> tuple:
     transport = InprocTransport(NoOptions())
-    return SingleSource(transport.pipe_receiver("in"), caps or Caps()), transport.pipe_sender("in"), Sealer(1)
+    return (
+        SingleSource(transport.pipe_receiver("ipc:///in"), caps or Caps()),
+        transport.pipe_sender("ipc:///in"),
+        Sealer(1),
+    )
 
 
 def test_a_single_rank_takes_rounds_alone():

@@ -61,6 +61,14 @@ class LosingSender(Sender):
             super().send_one(frame, deadline)
 
 
+class SeldomLosingSender(Sender):
+    """Loses what only a test of many frames can notice."""
+
+    def send_one(self, frame, deadline):
+        if self.sent % 1000 != 999:
+            super().send_one(frame, deadline)
+
+
 class DoublingSender(Sender):
     def send_one(self, frame, deadline):
         self.sender.send_many([frame] * (2 if self.sent == 19 else 1), deadline)
@@ -220,6 +228,15 @@ class CarelessSender(PipeSender):
         self.sender.close()
 
 
+class SeldomLosingPipeSender(CarelessSender):
+    sent = 0
+
+    def send(self, frame, deadline):
+        self.sent += 1
+        if self.sent % 1000:
+            self.sender.send(frame, deadline)
+
+
 class LatePipeSender(CarelessSender):
     def connect(self, deadline):
         late(self.sender.connect, deadline)
@@ -254,6 +271,11 @@ class Sound(InprocTransport):
 
 class Losing(Sound):
     fanout_out = LosingSender
+
+
+class SeldomLosing(Sound):
+    fanout_out = SeldomLosingSender
+    pipe_out = SeldomLosingPipeSender
 
 
 class Doubling(Sound):
@@ -332,6 +354,43 @@ class Usurping(Sound):
     def forget(self, name):
         if self._queue(name).has_leader or self._queue(name).has_reader:
             del self._queues[name]
+
+
+class Undying(Sound):
+    """Makes ends after its own end."""
+
+    def close(self):
+        super().close()
+        self._closed = False
+
+
+class Trampling(Sound):
+    """Makes way for itself."""
+
+    def fanout_sender(self, address, followers):
+        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+        return super().fanout_sender(address, followers)
+
+
+class Wrapping(Sound):
+    """Takes any number for a follower's."""
+
+    def fanout_receiver(self, address, follower, followers):
+        return super().fanout_receiver(address, follower % followers, followers)
+
+
+class Sharing(Sound):
+    """Lets two be one follower, and each of them two."""
+
+    def fanout_sender(self, address, followers):
+        return super().fanout_sender(address, 1)
+
+
+class Unparsing(Sound):
+    """Takes any text for an address."""
+
+    def fanout_sender(self, address, followers):
+        return super().fanout_sender(f"ipc:///any/{address}", followers)
 
 
 class PipesOnly(InprocTransport):

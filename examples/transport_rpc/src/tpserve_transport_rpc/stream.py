@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from rpyc import SocketStream
 
 from tpserve.api import DeadlineExceeded, TransportError
-from tpserve.api.addresses import free_path
+from tpserve.api.addresses import check_address, free_path, ipc_path
 
 __all__ = ["Stream", "connected", "listening", "path_of"]
 
@@ -94,7 +94,7 @@ def connected(address: str) -> socket.socket | None:
 
 def path_of(address: str) -> Path | None:
     """The path of an ``ipc`` address; None of others."""
-    return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+    return ipc_path(address) if check_address(address).startswith("ipc://") else None
 
 
 def _place(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
@@ -103,10 +103,6 @@ def _place(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     if path is not None:
         return socket.AF_UNIX, str(path)
     parts = urlsplit(address)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "tcp" or not parts.hostname or not port:
-        raise TransportError(f"cannot use {address}: expected ipc:///path or tcp://host:port")
-    return socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET, (parts.hostname, port)
+    assert parts.hostname, "the address was checked"
+    assert parts.port, "the address was checked"
+    return socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET, (parts.hostname, parts.port)

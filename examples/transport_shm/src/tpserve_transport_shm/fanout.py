@@ -45,6 +45,7 @@ class ShmFanoutSender(FanoutSender):
     """The leader's end."""
 
     def __init__(self, options: ShmOptions, path: Path, followers: int) -> None:
+        free_path(path)
         self._options = options
         self._path = path
         self._count = followers
@@ -55,7 +56,6 @@ class ShmFanoutSender(FanoutSender):
         self._watch = Watch()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            free_path(path)
             self._door.bind(str(path))
             self._door.listen(followers)
         except OSError as error:

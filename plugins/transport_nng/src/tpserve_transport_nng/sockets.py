@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import pynng
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
+from tpserve.api.addresses import free_path, ipc_path
 
 __all__ = ["FILLER", "ManySocket", "PairSocket"]
 
@@ -60,12 +61,14 @@ class Socket:
         """
         return self._attempt(self._socket.recv_msg, "recv_timeout", deadline)
 
-    def _open(self, how: str, begin: Callable[[], object]) -> None:
+    def _listen(self) -> None:
         try:
-            begin()
-        except pynng.NNGException as error:
+            if self.address.startswith("ipc://"):
+                free_path(ipc_path(self.address))  # nng itself takes the path of anything that nobody listens at
+            self._socket.listen(self.address)
+        except (pynng.NNGException, TransportError) as error:
             self.close()
-            raise TransportError(f"cannot {how} {self.address}: {error}") from error
+            raise TransportError(f"cannot listen at {self.address}: {error}") from error
 
     def _attempt(self, call: Callable[[bool], Result], timeout: str, deadline: float) -> Result | None:
         """Call with a time-out that ends with the deadline, or after a slice; None if it ran out."""
@@ -105,9 +108,9 @@ class PairSocket(Socket):
         socket.add_post_pipe_remove_cb(lambda _: self._left.set())
         socket.reconnect_time_min = socket.reconnect_time_max = 20
         if listen:
-            self._open("listen at", lambda: socket.listen(address))
+            self._listen()
         else:
-            self._open("dial", lambda: socket.dial(address, block=False))
+            self._dial()
 
     def connected(self, deadline: float) -> bool:
         """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
@@ -162,6 +165,13 @@ class PairSocket(Socket):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
+    def _dial(self) -> None:
+        try:
+            self._socket.dial(self.address, block=False)
+        except pynng.NNGException as error:
+            self.close()
+            raise TransportError(f"cannot dial {self.address}: {error}") from error
+
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
         if self._was_taken:
@@ -182,7 +192,7 @@ class ManySocket(Socket):
     def __init__(self, address: str) -> None:
         socket = pynng.Pair1(polyamorous=True)
         super().__init__(socket, address)
-        self._open("listen at", lambda: socket.listen(address))
+        self._listen()
 
     def answer(self, message: Any, data: bytes) -> None:
         """Send to where a message came from, if that is still there. nng drops it when too much waits there."""

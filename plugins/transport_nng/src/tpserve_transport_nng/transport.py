@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
-from tpserve.api import FanoutReceiver, FanoutSender, Options, PipeReceiver, PipeSender, Transport
+from tpserve.api import Closed, FanoutReceiver, FanoutSender, Options, PipeReceiver, PipeSender, Transport
+from tpserve.api.addresses import check_follower
 from tpserve_transport_nng.fanout import NngFanoutReceiver, NngFanoutSender
 from tpserve_transport_nng.pipe import NngPipeReceiver, NngPipeSender
 from tpserve_transport_nng.plugin import NngOptions
@@ -22,29 +24,35 @@ class NngTransport(Transport):
         assert isinstance(options, NngOptions)
         self._options = options
         self._ends: list[FanoutSender | FanoutReceiver | PipeSender | PipeReceiver] = []
+        self._closed = False
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Listen for each follower."""
-        return self._keep(NngFanoutSender(self._options, address, followers))
+        return self._make(lambda: NngFanoutSender(self._options, address, followers))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Begin to dial a follower's end."""
-        return self._keep(NngFanoutReceiver(address, follower))
+        check_follower(address, follower, followers)
+        return self._make(lambda: NngFanoutReceiver(address, follower))
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Listen for senders."""
-        return self._keep(NngPipeReceiver(address))
+        return self._make(lambda: NngPipeReceiver(address))
 
     def pipe_sender(self, address: str) -> PipeSender:
         """Begin to dial a sending end."""
-        return self._keep(NngPipeSender(self._options, address))
+        return self._make(lambda: NngPipeSender(self._options, address))
 
     def close(self) -> None:
         """Close all ends; those that send wait until what they sent has gone out."""
+        self._closed = True
         for end in self._ends:
             end.close()
         self._ends.clear()
 
-    def _keep(self, end: End) -> End:
+    def _make(self, make: Callable[[], End]) -> End:
+        if self._closed:
+            raise Closed("the transport was closed")
+        end = make()
         self._ends.append(end)
         return end

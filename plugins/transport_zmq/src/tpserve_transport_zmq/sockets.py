@@ -21,7 +21,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tpserve.api import Closed, TransportError
-from tpserve.api.addresses import check_address, free_path
+from tpserve.api.addresses import check_address, free_path, ipc_path
 
 __all__ = ["Dealer", "Part", "Router", "body_part"]
 
@@ -111,16 +111,15 @@ class Router(Socket):
     """
 
     def __init__(self, context: Context, address: str) -> None:
-        check_address(address)
+        file = ipc_path(address) if check_address(address).startswith("ipc://") else None
+        if file is not None:
+            free_path(file)  # zmq itself takes the path of a living socket away
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._file: Path | None = None
-        file = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
         try:
-            if file is not None:
-                free_path(file)  # zmq itself takes the path of a living socket away
             self._socket.bind(address)
-        except (zmq.ZMQError, OSError) as error:
+        except zmq.ZMQError as error:
             self.close(0)
             raise TransportError(f"cannot bind {address}: {error}") from error
         self._file = file

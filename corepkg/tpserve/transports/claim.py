@@ -1,0 +1,145 @@
+"""Who leads at an address in the file system: a file that the leader holds a lock on while it lives.
+
+The kernel takes the lock away when a process ends, so that the file of a leader that was killed is told from a living
+one's. It says by its first line that it is such a file, so that nobody else's is taken for one; in the second, where
+the leader's group meets; in each that follows, which follower has come.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tpserve.api import TransportError
+
+__all__ = ["Claim", "join_leader"]
+
+MAGIC = b"tpserve gloo fan-out 1"
+LONGEST = 1 << 16
+
+PATIENCE = 1.0
+"""Seconds that one waits for others who claim something in the same directory, which takes them a moment."""
+
+
+class Claim:
+    """The leader's hold on an address.
+
+    Args:
+        path: the address.
+
+    Attributes:
+        meeting: the path of a file where the group can meet; no other group has met there.
+
+    Raises:
+        TransportError: a living leader has it, something that is no leader's is there, or no file can be made there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with _alone_in(path.parent):
+                _remove_stale(path)
+                self._descriptor, self.meeting = _place(path)
+        except OSError as error:
+            raise TransportError(f"cannot lead at {path}: {error}") from error
+
+    def came(self) -> int:
+        """How many followers have come."""
+        return len(set(os.pread(self._descriptor, LONGEST, 0).splitlines()[2:]))
+
+    def close(self) -> None:
+        """Remove the file, and with it the lock."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def join_leader(path: Path, follower: int) -> Path | None:
+    """Tell the leader at an address that a follower has come; where the group meets, or None: there is no leader yet.
+
+    Raises:
+        TransportError: something that is no leader's is there.
+    """
+    try:
+        with _opened(path) as descriptor:
+            meeting = _meeting(path, descriptor)
+            if _lock(descriptor, fcntl.LOCK_SH):
+                return None
+            os.write(descriptor, b"%d\n" % follower)
+            return meeting
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TransportError(f"cannot follow at {path}: {error}") from error
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a killed leader has left: followers that read it would look for their peers where they were."""
+    with suppress(FileNotFoundError), _opened(path) as descriptor:
+        meeting = _meeting(path, descriptor)
+        if not _lock(descriptor, fcntl.LOCK_SH):
+            raise TransportError(f"cannot use ipc://{path}: it has a leader already")
+        meeting.unlink(missing_ok=True)
+        path.unlink()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    # What it is, is not known yet: opening a fifo might wait, and a link leads somewhere else.
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _meeting(path: Path, descriptor: int) -> Path:
+    """Where the group meets, if this is a leader's file."""
+    magic, _, rest = os.read(descriptor, LONGEST).partition(b"\n")
+    name = os.fsdecode(rest.partition(b"\n")[0])
+    if magic != MAGIC or not name.startswith(f"{path.name}."):
+        raise TransportError(f"cannot use ipc://{path}: there is a file that is no leader's")
+    return path.with_name(name)
+
+
+def _place(path: Path) -> tuple[int, Path]:
+    """Write and lock the file, and only then let it be seen."""
+    descriptor, made = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    meeting = Path(f"{made}.group")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, b"%s\n%s\n" % (MAGIC, os.fsencode(meeting.name)))
+        os.link(made, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        os.unlink(made)  # noqa: PTH108 it has a name, not a path
+    return descriptor, meeting
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Hold a directory, so that of two who find a stale file only one removes it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not _lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise TransportError(f"cannot use {directory}: somebody else has locked it")
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
