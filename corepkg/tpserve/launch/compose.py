@@ -27,7 +27,7 @@ __all__ = ["Composition", "Part", "load_part", "resolve"]
 TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
-KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("torch",)}
+KERNELS = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("cpu", "torch")}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
