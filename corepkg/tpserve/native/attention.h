@@ -17,7 +17,7 @@ namespace tpserve {
 constexpr int64_t kPiece = 64;
 
 // Keys between the one that memory is asked for and the one that is read.
-constexpr int64_t kAhead = 16;
+constexpr int64_t kKeysAhead = 16;
 
 // Query heads that share each load of a key or value.
 constexpr int kHeads = 4;
@@ -108,7 +108,7 @@ void attend(const Decode<T>& step, const float* queries, const int64_t* cells, i
   alignas(64) float scores[G * kPiece];
   int64_t j = 0;
   for (; j + 1 < count; j += 2) {
-    fetch(step.keys, cells + std::min(j + kAhead, count - 2), step.size);
+    fetch(step.keys, cells + std::min(j + kKeysAhead, count - 2), step.size);
     fetch(step.values, cells + j, step.size);
     score<G, 2>(queries, step.keys, cells + j, step.size, scores + j);
   }

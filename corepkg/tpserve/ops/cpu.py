@@ -102,7 +102,9 @@ class _PanelLinear:
         self._outputs, self._depth = weight.shape
         width = kernels.panel_width
         padded = functional.pad(weight, (0, 0, 0, -self._outputs % width))
-        self._panels = padded.view(-1, width, self._depth).transpose(1, 2).contiguous()
+        halves = padded.view(-1, 2, width // 2, self._depth)
+        order = (0, 3, 1, 2) if weight.dtype == torch.float32 else (0, 3, 2, 1)
+        self._panels = halves.permute(order).contiguous()
         self._bias = bias
         self._kernel = kernels.linear
         self._weight_pointers = self._panels.data_ptr(), None if bias is None else bias.data_ptr()
