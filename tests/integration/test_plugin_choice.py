@@ -25,8 +25,8 @@ def test_broken_packages_do_not_touch_a_server_that_does_not_use_them(run_cli: A
 
     assert done.returncode == 0, done.stderr
     composition = json.loads(done.stdout)["composition"]
-    chosen = {part: composition[part]["name"] for part in ("transport", "pipes", "sync", "policy", "attention")}
-    assert chosen == {"transport": "zmq", "pipes": "zmq", "sync": "shm", "policy": "fcfs", "attention": "torch"}
+    chosen = {part: composition[part]["name"] for part in ("transport", "pipes", "sync", "policy", "comm")}
+    assert chosen == {"transport": "zmq", "pipes": "zmq", "sync": "shm", "policy": "fcfs", "comm": "shm"}
 
 
 @pytest.mark.usefixtures("broken")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -16,10 +17,17 @@ from torch.nn import functional
 from tpserve.api.attention import Attention, AttentionBatch, AttentionShape
 from tpserve.api.specs import Options
 
-__all__ = ["TorchAttention"]
+__all__ = ["Part", "TorchAttention"]
 
 _BLOCK = 512
 """Query rows that share one masked product; bounds the mask's size."""
+
+
+class Part(Protocol):
+    """Some sequences of a step."""
+
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """Attend for their tokens: ``[tokens, q_heads, head_dim]``, as the query."""
 
 
 class TorchAttention(Attention):
@@ -28,7 +36,7 @@ class TorchAttention(Attention):
     def __init__(self, options: Options, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self._masks = _TailMasks(shape)
-        self._parts: list[tuple[torch.Tensor | slice, _Part]] = []
+        self._parts: list[tuple[torch.Tensor | slice, Part]] = []
 
     def plan(self, batch: AttentionBatch) -> None:
         """Sort the sequences into parts, and find each part's pages and masks."""
@@ -39,12 +47,17 @@ class TorchAttention(Attention):
             for i, length in enumerate(batch.query_lens)
             if length > 1
         ]
-        if len(singles) == 1:
-            row = starts[singles[0]]
-            self._parts.append((slice(row, row + 1), _plan_single(self.shape, batch, singles[0])))
-        elif singles:
-            rows = _indices([starts[i] for i in singles], batch.slots_tensor.device)
-            self._parts.append((rows, _plan_singles(self.shape, batch, singles)))
+        if singles:
+            rows = [starts[i] for i in singles]
+            row = slice(rows[0], rows[0] + 1)
+            where = row if len(rows) == 1 else _indices(rows, batch.slots_tensor.device)
+            self._parts.append((where, self.plan_singles(batch, singles)))
+
+    def plan_singles(self, batch: AttentionBatch, indices: list[int]) -> Part:
+        """Plan the sequences of one new token, of which there is one at least."""
+        if len(indices) == 1:
+            return _plan_single(self.shape, batch, indices[0])
+        return _plan_singles(self.shape, batch, indices)
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attend, part by part."""
@@ -133,9 +146,6 @@ class _SequencePart:
     def _run_block(self, block: _Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = q[:, :, block.rows], k[:, :, block.keys], v[:, :, block.keys]
         return _attend(self.shape, q, k, v, block.mask, causal=block.causal).transpose(1, 2).squeeze(0)
-
-
-_Part = _SinglesPart | _SequencePart
 
 
 class _TailMasks:

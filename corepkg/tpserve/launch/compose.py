@@ -35,7 +35,7 @@ __all__ = ["Composition", "Part", "load_part", "resolve"]
 TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
-KERNELS = {"cuda": ("triton", "flashinfer", "torch"), "cpu": ("torch",)}
+KERNELS = {"cuda": ("triton", "flashinfer", "torch"), "cpu": ("cpu", "torch")}
 COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 

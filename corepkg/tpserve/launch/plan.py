@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from tpserve.config import ServeConfig
+from tpserve.config import AUTO, ServeConfig
 from tpserve.launch.compose import Composition, resolve
-from tpserve.launch.devices import find_accelerators
+from tpserve.launch.devices import Accelerators, find_accelerators
 from tpserve.launch.layout import Layout
 from tpserve.launch.logging import rank_place
 from tpserve.launch.post import Post, write_post
 from tpserve.launch.process import Start
 from tpserve.launch.protocol import ChildSpec
 from tpserve.models.config import ModelConfig
+from tpserve.native.build import prepare
 from tpserve.plugins.registry import Registry
 from tpserve.weights.source import ModelFolder, resolve_model
 
@@ -51,11 +52,20 @@ class Plan(msgspec.Struct, frozen=True):
         registry = Registry.discover()
         folder = resolve_model(config.model, config.load_format, notify=notify)
         model = ModelConfig.from_folder(folder.path)
-        return Plan(config, folder, model, resolve(config, model, registry, find_accelerators(), offline=offline))
+        accelerators = find_accelerators()
+        if _may_take_kernels(config, accelerators):
+            prepare(notify)
+        return Plan(config, folder, model, resolve(config, model, registry, accelerators, offline=offline))
 
     def post(self, layout: Layout, index: int = 0) -> Post:
         """What one process needs to know."""
         return Post(config=self.config, composition=self.composition, model=self.folder, layout=layout, index=index)
+
+
+def _may_take_kernels(config: ServeConfig, accelerators: Accelerators) -> bool:
+    """Whether the compiled kernels of the CPU may be chosen."""
+    on_cpu = config.device == "cpu" or accelerators.count == 0
+    return on_cpu and not {config.attn, config.ops}.isdisjoint({AUTO, "cpu"})
 
 
 def rank_start(post: Post) -> Start:

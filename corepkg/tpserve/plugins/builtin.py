@@ -98,27 +98,47 @@ def tpserve_policies() -> list[PolicySpec]:
 
 @hookimpl
 def tpserve_attentions() -> list[AttentionSpec]:
-    """The reference in plain torch."""
+    """Compiled kernels, and the reference in plain torch."""
     return [
+        AttentionSpec(
+            name="cpu",
+            summary="decoding in a kernel compiled for this machine's processor",
+            factory="tpserve.attention.cpu:CpuAttention",
+            probe="tpserve.native.build:probe",
+            capabilities=AttentionCapabilities(
+                devices=("cpu",),
+                dtypes=("float32", "bfloat16"),
+                head_dims=tuple(range(16, 513, 16)),
+                sliding_window=True,
+                soft_cap=True,
+            ),
+        ),
         AttentionSpec(
             name="torch",
             summary="the reference, in torch operators, for any device",
             factory="tpserve.attention.reference:TorchAttention",
             capabilities=AttentionCapabilities(devices=("cpu", "cuda"), sliding_window=True, soft_cap=True),
-        )
+        ),
     ]
 
 
 @hookimpl
 def tpserve_ops() -> list[OpsSpec]:
-    """The reference in plain torch."""
+    """Compiled kernels, and the reference in plain torch."""
     return [
+        OpsSpec(
+            name="cpu",
+            summary="products and layer steps in kernels compiled for this machine's processor",
+            factory="tpserve.ops.cpu:CpuOps",
+            probe="tpserve.native.build:probe",
+            capabilities=OpsCapabilities(devices=("cpu",), dtypes=("float32", "bfloat16")),
+        ),
         OpsSpec(
             name="torch",
             summary="the reference, in torch operators, for any device",
             factory="tpserve.ops.reference:TorchOps",
             capabilities=OpsCapabilities(devices=("cpu", "cuda"), cuda_graph=True),
-        )
+        ),
     ]
 
 

@@ -126,6 +126,7 @@ class Registry:
     def __init__(self, entries: list[Entry], probe_limit: float = PROBE_SECONDS) -> None:
         self._entries = entries
         self._probe_limit = probe_limit
+        self._checked: dict[tuple[tuple[str, ...], str], Status] = {}
 
     @classmethod
     def discover(cls, probe_limit: float = PROBE_SECONDS) -> Registry:
@@ -151,7 +152,7 @@ class Registry:
             PluginError: it is broken, or written for another plugin API.
         """
         plugin = self.describe(self._find(kind, name))
-        status = check(plugin.spec, self._probe_limit) if probe else check_requirements(plugin.spec.requires)
+        status = self._check(plugin.spec) if probe else check_requirements(plugin.spec.requires)
         if status is not AVAILABLE:
             raise UnavailablePlugin(f"{plugin.entry.key} is unavailable: {status.reason}", status.hint)
         return plugin
@@ -210,6 +211,13 @@ class Registry:
         specs = [item.spec for item in found if isinstance(item, Plugin)]
         checked = iter(check_all(specs, self._probe_limit, waiting))
         return [item if isinstance(item, Status) else next(checked) for item in found]
+
+    def _check(self, spec: Spec) -> Status:
+        """Whether a part can be used; what several parts ask for together is looked up once."""
+        asked = (spec.requires, spec.probe)
+        if asked not in self._checked:
+            self._checked[asked] = check(spec, self._probe_limit)
+        return self._checked[asked]
 
     def _import(self, entry: Entry) -> Plugin:
         if entry.problem is not None:

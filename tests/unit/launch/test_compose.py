@@ -18,6 +18,7 @@ from tpserve.errors import (
 from tpserve.launch.compose import Composition, load_part, resolve
 from tpserve.launch.devices import Accelerators, choose_device
 from tpserve.models.config import ModelConfig
+from tpserve.native.build import probe
 from tpserve.plugins.registry import Registry
 from tpserve.policies.fcfs import FcfsPolicy
 
@@ -71,14 +72,25 @@ def test_one_rank_needs_pipes_and_kernels_only() -> None:
     found = composed()
     assert (found.transport, found.sync, found.comm) == (None, None, None)
     assert found.pipes is not None
+    kernels = "torch" if probe() else "cpu"
     assert (found.pipes.name, found.policy.name, found.attention.name, found.ops.name) == (
         "zmq",
         "fcfs",
-        "torch",
-        "torch",
+        kernels,
+        kernels,
     )
     assert found.device.type == "cpu"
     assert found.device.reason == "auto: no NVIDIA driver"
+
+
+def test_without_a_compiler_auto_takes_the_reference_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    found = composed()
+    for part in (found.attention, found.ops):
+        assert part.name == "torch"
+        assert part.reason.startswith(f"auto: {part.kind}.cpu is unavailable: /nowhere/c++ cannot be run")
+    with pytest.raises(UnavailablePlugin, match=r"ops\.cpu is unavailable"):
+        composed(ops="cpu")
 
 
 def test_several_ranks_need_all() -> None:
