@@ -213,7 +213,8 @@ def test_prefill_and_decode_may_have_backends_of_their_own(site: Any) -> None:
     assert composed(TWO, attn="picky,torch").cuda_graph_reason == "a graph cannot hold attention.torch"
     found = composed(attn="auto,torch")
     assert found.decode_attention is not None
-    assert (found.attention.reason, found.decode_attention.reason) == ("auto: the only choice here", "asked for")
+    assert found.attention.reason.startswith("auto: ")
+    assert found.decode_attention.reason == "asked for"
     assert composed().decode_attention is None
 
 

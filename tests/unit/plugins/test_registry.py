@@ -187,7 +187,10 @@ def test_the_parts_that_tpserve_brings_are_available() -> None:
     registry = Registry.discover()
     entries = [entry for entry in registry.entries() if entry.distribution == "tpserve"]
 
-    assert {status.state for status in registry.statuses(entries)} == {"available"}
+    states = {entry.key: status.state for entry, status in zip(entries, registry.statuses(entries), strict=True)}
+    elsewhere = {"comm.nccl", "attention.cpu", "ops.cpu"}  # which need a CUDA device or a C++ compiler
+    assert {state for key, state in states.items() if key not in elsewhere} == {"available"}
+    assert {states[key] for key in elsewhere} <= {"available", "unavailable"}
     assert {entry.kind for entry in entries} == {"transport", "sync", "policy", "attention", "ops", "comm"}
 
 
