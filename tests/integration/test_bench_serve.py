@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -123,7 +124,14 @@ def test_a_server_that_does_not_start_is_told_in_one_line(bench: Any, model: Pat
 
 
 def is_starting(bench: psutil.Process) -> bool:
-    return any("rank0" in " ".join(child.cmdline()) for child in bench.children(recursive=True))
+    return any("rank0" in title(child) for child in bench.children(recursive=True))
+
+
+def title(process: psutil.Process) -> str:
+    """What ps calls it; nothing once it has gone."""
+    with suppress(psutil.NoSuchProcess):  # a zombie is one
+        return " ".join(process.cmdline())
+    return ""
 
 
 def is_under_load(bench: psutil.Process) -> bool:

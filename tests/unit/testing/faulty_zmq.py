@@ -54,7 +54,7 @@ class HoardingSender(Sender):
 
     def send_many(self, frames, deadline):
         super().send_many(frames, deadline)
-        self.kept += [bytearray(frame) * 2 for frame in frames]
+        self.kept += [bytearray(frame) * 20 for frame in frames]
 
 
 class UncountingSender(Sender):

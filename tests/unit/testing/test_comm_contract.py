@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.testing.finding import finds
 
+from tpserve.testing import comm
+
 FAULTY = Path(__file__).with_name("faulty_comms.py")
 
 
@@ -21,6 +23,5 @@ FAULTY = Path(__file__).with_name("faulty_comms.py")
         ("Open", "test_groups_close_twice_and_are_then_closed"),
     ],
 )
-def test_a_broken_promise_is_found(monkeypatch: pytest.MonkeyPatch, fault: str, test: str) -> None:
-    monkeypatch.setattr("tpserve.testing.comm.PATIENCE", 2.0)
-    assert finds(FAULTY, fault, test)
+def test_a_broken_promise_is_found(fault: str, test: str) -> None:
+    assert finds(FAULTY, fault, test, 2.0, comm)

@@ -35,7 +35,5 @@ FAULTY = Path(__file__).with_name("faulty_syncs.py")
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, fault, test):
-    for module in (lab, processes):
-        monkeypatch.setattr(module, "PATIENCE", 5.0)
     monkeypatch.setattr(lab, "NOTICE", 1.5)
-    assert finds(FAULTY, fault, test)
+    assert finds(FAULTY, fault, test, 5.0, lab, processes)

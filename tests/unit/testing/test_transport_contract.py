@@ -49,8 +49,8 @@ BETWEEN = Path(__file__).with_name("faulty_zmq.py")
         ("Boastful", "test_the_capabilities_do_not_contradict_each_other"),
     ],
 )
-def test_a_broken_promise_is_found(monkeypatch, fault, test):
-    check(monkeypatch, INSIDE, 2.0, fault, test)
+def test_a_broken_promise_is_found(fault, test):
+    assert finds(INSIDE, fault, test, 2.0, lab, processes)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_a_broken_promise_is_found(monkeypatch, fault, test):
 )
 def test_a_broken_promise_between_processes_is_found(monkeypatch, fault, test):
     monkeypatch.setattr(lab, "NOTICE", 1.5)
-    check(monkeypatch, BETWEEN, 10.0, fault, test)
+    assert finds(BETWEEN, fault, test, 10.0, lab, processes)
 
 
 def test_a_name_left_in_shared_memory_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "SHARED_MEMORY", tmp_path)
-    check(monkeypatch, INSIDE, 2.0, "Naming", "test_closing_leaves_no_file_and_no_descriptor")
+    assert finds(INSIDE, "Naming", "test_closing_leaves_no_file_and_no_descriptor", 2.0, lab, processes)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,3 @@ def test_a_name_left_in_shared_memory_is_found(monkeypatch, tmp_path):
 )
 def test_pipes_are_enough(test):
     assert passes(INSIDE, "PipesOnly", test)
-
-
-def check(monkeypatch, faulty: Path, patience: float, fault: str, test: str) -> None:
-    """See a sound transport pass a test, and a faulty one fail it."""
-    for module in (lab, processes):
-        monkeypatch.setattr(module, "PATIENCE", patience)
-    assert finds(faulty, fault, test)
