@@ -44,10 +44,17 @@ def describe(plan: Plan) -> list[Row]:
         ("device", ", ".join(dict.fromkeys(place.device for place in composition.places)), composition.device.reason),
         ("dtype", composition.dtype, composition.dtype_reason),
         *_limits(plan.config, model),
-        ("CUDA graphs", "yes" if composition.cuda_graph else "no", composition.cuda_graph_reason),
+        *_graphs(composition),
         ("step", f"{composition.step_tokens:,} tokens", composition.step_reason),
         ("threads", str(composition.places[0].threads), _cores(composition)),
     ]
+
+
+def _graphs(composition: Composition) -> list[tuple[str, str, str]]:
+    """Whether decode is recorded; nothing where there is no CUDA device, on which it could be."""
+    if not any(place.device.startswith("cuda") for place in composition.places):
+        return []
+    return [("CUDA graphs", "yes" if composition.cuda_graph else "no", composition.cuda_graph_reason)]
 
 
 class Banner:
