@@ -72,24 +72,26 @@ class Plugin(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: as for :meth:`make_options`.
         """
-        fields = {field.name: field.type for field in msgspec.structs.fields(self.spec.options)}
+        fields = self._option_types()
         if name not in fields:
             raise ConfigError(
                 f"{self.entry.key} has no option {name!r}", did_you_mean(name, fields, what="Its options")
             )
-        reason = self.objection(name, value)
-        if reason is not None:
-            raise ConfigError(f"option {self.entry.key}.{name}: {reason}")
-        return convert(value, fields[name])
+        try:
+            return convert(value, fields[name])
+        except ValueError as error:
+            raise ConfigError(f"option {self.entry.key}.{name}: {error}") from None
 
     def objection(self, name: str, value: Any) -> str | None:
         """Why a value cannot be that of one of its options; None if it can."""
-        fields = {field.name: field.type for field in msgspec.structs.fields(self.spec.options)}
         try:
-            convert(value, fields[name])
+            convert(value, self._option_types()[name])
         except ValueError as error:
             return str(error)
         return None
+
+    def _option_types(self) -> dict[str, Any]:
+        return {field.name: field.type for field in msgspec.structs.fields(self.spec.options)}
 
     def factory(self) -> type[Any]:
         """Import the class that does the work.

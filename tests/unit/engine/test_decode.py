@@ -78,6 +78,16 @@ def test_batches_that_are_too_large_are_ordinary_steps(small_model: Any, make_en
     assert rows == [4] * 8
 
 
+def two_prompts() -> Step:
+    """Ten tokens each in rows 0 and 1, with two pages each, and a sampled token after them."""
+    return Step(
+        [Sequence(slot, 0, 10, sample=True) for slot in (0, 1)],
+        [TokenWrite(slot, 0, list(range(3 + slot, 13 + slot))) for slot in (0, 1)],
+        [PageWrite(slot, 0, [4 * slot, 4 * slot + 1]) for slot in (0, 1)],
+        [SlotParams(slot, 1.0, 0, 1.0, 0.0, seed=slot) for slot in (0, 1)],
+    )
+
+
 def test_steps_launched_ahead_and_rows_that_change_hands(small_model: Any, make_engine: Any) -> None:
     """The host reads nothing between steps; a row is given to another request at the very length it had reached."""
     folder = small_model("qwen3")
@@ -86,12 +96,9 @@ def test_steps_launched_ahead_and_rows_that_change_hands(small_model: Any, make_
         engine = make_engine(folder)
         if record:
             recorded(engine, 2)
-        params = [SlotParams(slot, 1.0, 0, 1.0, 0.0, seed=slot) for slot in (0, 1)]
-        texts = [TokenWrite(slot, 0, list(range(3 + slot, 13 + slot))) for slot in (0, 1)]
-        pages = [PageWrite(slot, 0, [4 * slot, 4 * slot + 1]) for slot in (0, 1)]
         other = SlotParams(1, 1.0, 2, 0.5, 0.0, seed=9)
         steps = [
-            Step([Sequence(slot, 0, 10, sample=True) for slot in (0, 1)], texts, pages, params),
+            two_prompts(),
             *[Step([Sequence(slot, n, n + 1, sample=True) for slot in (0, 1)]) for n in (10, 11, 12)],
             Step([Sequence(slot, 13, 14, sample=True) for slot in (0, 1)], params=[other]),
             Step([Sequence(slot, 14, 15, sample=True) for slot in (1, 0)]),
@@ -108,16 +115,13 @@ def test_a_row_that_was_given_away_meanwhile_is_read_anew(small_model: Any, make
         engine = make_engine(folder)
         if record:
             recorded(engine, 2)
-        params = [SlotParams(slot, 1.0, 0, 1.0, 0.0, seed=slot) for slot in (0, 1)]
-        texts = [TokenWrite(slot, 0, list(range(3 + slot, 13 + slot))) for slot in (0, 1)]
-        pages = [PageWrite(slot, 0, [4 * slot, 4 * slot + 1]) for slot in (0, 1)]
         other = Step(
             [Sequence(1, 0, 12, sample=True)],
             [TokenWrite(1, 0, list(range(40, 52)))],
             params=[SlotParams(1, 1.5, 2, 0.5, 0.0, seed=9)],
         )
         steps = [
-            Step([Sequence(slot, 0, 10, sample=True) for slot in (0, 1)], texts, pages, params),
+            two_prompts(),
             *[Step([Sequence(slot, n, n + 1, sample=True) for slot in (0, 1)]) for n in (10, 11)],
             other,
             *[Step([Sequence(slot, n, n + 1, sample=True) for slot in (0, 1)]) for n in (12, 13, 14)],
