@@ -8,11 +8,12 @@ receivers send back the marks that they find. Nothing here is required.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from tpserve.api.errors import FrameError
 
-__all__ = ["NO_MARK", "WORD", "Window", "batches", "pack", "read_mark", "unpack"]
+__all__ = ["NO_MARK", "WORD", "Window", "batches", "pack", "read_mark", "take", "unpack"]
 
 NO_MARK = 0
 OVERHEAD = 64
@@ -71,14 +72,17 @@ class Window:
 
 def batches(frames: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
     """Cut a sequence into runs of at most ``limit`` bytes, or of one frame that is larger."""
+    if sum(map(len, frames)) <= limit:  # as nearly always
+        if frames:
+            yield frames
+        return
     start = size = 0
     for index, frame in enumerate(frames):
         size += len(frame)
         if size > limit and index > start:
             yield frames[start:index]
             start, size = index, len(frame)
-    if start < len(frames):
-        yield frames[start:]
+    yield frames[start:]
 
 
 def pack(mark: int, frames: Sequence[bytes]) -> tuple[bytes, bytes]:
@@ -107,6 +111,15 @@ def unpack(header: bytes, body: bytes) -> tuple[int, list[bytes]]:
         frames.append(body[start : start + length])
         start += length
     return mark, frames
+
+
+def take(frames: deque[bytes], count: int) -> list[bytes]:
+    """Take the first ``count`` of at least as many frames; in one go where there are no others, as nearly always."""
+    if len(frames) == count:
+        taken = list(frames)
+        frames.clear()
+        return taken
+    return [frames.popleft() for _ in range(count)]
 
 
 def read_mark(message: bytes) -> int:

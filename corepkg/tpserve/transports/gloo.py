@@ -31,7 +31,7 @@ from tpserve.api import (
     TransportError,
 )
 from tpserve.api.addresses import check_follower, ipc_path
-from tpserve.api.flow import batches
+from tpserve.api.flow import batches, take
 from tpserve.distributed.gloo import make_group
 from tpserve.transports.claim import Claim, join_leader
 from tpserve.transports.options import GlooOptions
@@ -227,7 +227,7 @@ class _Receiver(FanoutReceiver):
             except PeerLost:
                 self._check_open()
                 raise
-        return [self._frames.popleft() for _ in range(count)]
+        return take(self._frames, count)
 
     def close(self) -> None:
         if self._closed:

@@ -1,11 +1,13 @@
 """The window of bytes and the packing of frames."""
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpserve.api import FrameError
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, take, unpack
 
 FRAMES = st.lists(st.binary(max_size=40), max_size=30)
 
@@ -110,3 +112,10 @@ def test_a_mark_that_was_never_given_is_refused(receiver, mark):
     window.add([b"x" * 300])
     with pytest.raises(FrameError):
         window.returned(receiver, mark)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_frames_are_taken_from_the_front(count):
+    frames = deque([b"a", b"b", b"c"])
+    assert take(frames, count) == [b"a", b"b", b"c"][:count]
+    assert list(frames) == [b"a", b"b", b"c"][count:]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, FrameError, PeerLost, TransportError
 from tpserve.api.addresses import free_path
-from tpserve.api.flow import NO_MARK, WORD, batches, pack, unpack
+from tpserve.api.flow import NO_MARK, WORD, batches, pack, take, unpack
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.ring import PIECE, RingReader, RingWriter, create
 from tpserve_transport_shm.watch import Watch
@@ -228,7 +228,7 @@ class ShmFanoutReceiver(FanoutReceiver):
                     raise PeerLost(f"the leader at {self._path} has gone")
                 else:
                     self._wait(ring, deadline, f"{len(frames)} of {count} frames came by {self._path}")
-            return [frames.popleft() for _ in range(count)]
+            return take(frames, count)
 
     def close(self) -> None:
         """Leave, which the leader notices."""

@@ -20,7 +20,7 @@ import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
 from tpserve.api.addresses import check_address
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
 
@@ -115,7 +115,7 @@ class NngFanoutReceiver(FanoutReceiver):
         """Take exactly ``count`` frames."""
         while len(self._frames) < count:
             self._take(_receive(self._pair, deadline, f"{len(self._frames)} of {count} frames came"))
-        return [self._frames.popleft() for _ in range(count)]
+        return take(self._frames, count)
 
     def close(self) -> None:
         """Close the socket."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
 from tpserve_transport_zmq.plugin import ZmqOptions
 from tpserve_transport_zmq.sockets import Context, Dealer, Part, Router, body_part
 
@@ -121,7 +121,7 @@ class ZmqFanoutReceiver(FanoutReceiver):
                 self._frames.extend(frames)
                 if mark != NO_MARK:
                     self._dealer.send(WORD.pack(mark))
-            return [self._frames.popleft() for _ in range(count)]
+            return take(self._frames, count)
 
     def close(self) -> None:
         """Close the socket."""
