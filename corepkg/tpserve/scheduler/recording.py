@@ -6,8 +6,8 @@ so that :mod:`tpserve.scheduler.replay` can decide it all again without a model.
     "TPSVREC3" | record | record | …  record:  length u32 | hash of the payload u64 | hash of these two u64 | payload …
 
 Integers are little-endian, hashes xxh3-64 seeded with the number of the record. The first payload is a :class:`Header`,
-each other a :class:`RecordedRound`; msgpack both. An empty payload is the last one, so that a recording of which the end
-is missing, as when a rank is killed, is told from a whole one; the length has a hash of its own, so that a damaged
+each other a :class:`RecordedRound`; msgpack both. An empty payload is the last one, so that a recording of which the
+end is missing, as when a rank is killed, is told from a whole one; the length has a hash of its own, so that a damaged
 record is told from one that is cut off.
 """
 
