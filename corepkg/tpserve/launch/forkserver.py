@@ -87,6 +87,8 @@ class Forked:
 
     def send_signal(self, signum: int) -> None:
         """Send a signal; nothing happens if it has ended. One that is still to be forked ends, with its server."""
+        if self.exit_code is not None:
+            return
         if self._server.forks_at_once:
             self._server.order(Signal(self._number, signum))
         else:
