@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 INSTALLED := $(VENV)/.installed
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, as in: make PYTHON=python3.11")'
 
 .PHONY: help install serve test check format docs sim bench-smoke clean
@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt $(PACKAGES:=/pyproject.toml)
 serve: install       ## start the server on the embedded model; ARGS='--tp 2' adds flags
 	$(BIN)/tpserve launch $(ARGS)
 
-test: install        ## run all tests, JOBS=3 at a time; ARGS='-k round' adds flags
+test: install        ## run all tests, JOBS=4 at a time; ARGS='-k round' adds flags
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install       ## formatting, lint, types

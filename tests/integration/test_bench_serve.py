@@ -141,10 +141,8 @@ def is_under_load(bench: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("signum", "moment"),
     [
-        (signal.SIGINT, is_starting),
         (signal.SIGINT, is_under_load),
-        (signal.SIGTERM, is_under_load),
-        (signal.SIGKILL, is_starting),
+        (signal.SIGTERM, is_starting),
         (signal.SIGKILL, is_under_load),
     ],
 )

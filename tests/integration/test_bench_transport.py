@@ -112,8 +112,8 @@ def test_a_run_that_breaks_off_is_told_and_the_others_count(bench: Any, site: An
             return [SyncSpec(name="broken", summary="never meets", factory="broken_sync:BrokenSync")]
     """
     code = """
-        from tpserve.sync.gloo import GlooSync
-        class BrokenSync(GlooSync):
+        from tpserve.sync.inband import InbandSync
+        class BrokenSync(InbandSync):
             def receive(self, deadline):
                 raise RuntimeError("this one never hears anything")
     """

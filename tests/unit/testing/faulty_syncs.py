@@ -6,25 +6,27 @@ import time
 
 import pytest
 
-from tpserve.api import Announcement, PeerLost, SyncSpec
+from tpserve.api import Announcement, NoOptions, PeerLost, SyncSpec
 from tpserve.sync.gloo import GlooSync
 from tpserve.sync.inband import InbandSync
+from tpserve.sync.options import ShmOptions
+from tpserve.sync.shm import ShmSync
 from tpserve.testing.sync import SyncContract
 
 FIVE = struct.Struct("<5q")
 
 
-class Sound(GlooSync):
+class Sound(ShmSync):
     """Breaks nothing."""
 
 
-class Losing(GlooSync):
+class Losing(ShmSync):
     def announce(self, announcement, deadline):
         if announcement.round != 100:
             super().announce(announcement, deadline)
 
 
-class Repeating(GlooSync):
+class Repeating(ShmSync):
     """Now and then, so that a few hundred announcements show nothing."""
 
     def announce(self, announcement, deadline):
@@ -32,7 +34,7 @@ class Repeating(GlooSync):
             super().announce(announcement, deadline)
 
 
-class Babbling(GlooSync):
+class Babbling(ShmSync):
     """Repeats the last one, which nobody compares with a next one."""
 
     def announce(self, announcement, deadline):
@@ -40,14 +42,14 @@ class Babbling(GlooSync):
             super().announce(announcement, deadline)
 
 
-class Frameless(GlooSync):
+class Frameless(ShmSync):
     """Announces a round and forgets to send it."""
 
     def send_round(self, announcement, frames, deadline):
         self.announce(announcement, deadline)
 
 
-class Generous(GlooSync):
+class Generous(ShmSync):
     """Sends a round's frames twice."""
 
     def send_round(self, announcement, frames, deadline):
@@ -63,7 +65,7 @@ class Waiting(GlooSync):
             self._finish(self._posted.popleft(), deadline)
 
 
-class Open(GlooSync):
+class Open(ShmSync):
     """Its barrier holds nobody."""
 
     def barrier(self, deadline): ...
@@ -77,7 +79,7 @@ class Abrupt(GlooSync):
         super().close()
 
 
-class Leaking(GlooSync):
+class Leaking(ShmSync):
     """Opens something to wait with, each time."""
 
     def barrier(self, deadline):
@@ -85,7 +87,7 @@ class Leaking(GlooSync):
         super().barrier(deadline)
 
 
-class Slow(GlooSync):
+class Slow(ShmSync):
     """Notices a death too late."""
 
     def announce(self, announcement, deadline):
@@ -102,7 +104,7 @@ class Slow(GlooSync):
             raise
 
 
-class Late(GlooSync):
+class Late(ShmSync):
     """Misses a deadline by more than the contract leaves."""
 
     def receive(self, deadline):
@@ -122,7 +124,7 @@ class Late(GlooSync):
             raise
 
 
-class Swallowing(GlooSync):
+class Swallowing(ShmSync):
     """Says nothing of a death for a while."""
 
     swallowed = 0
@@ -157,4 +159,6 @@ class Credulous(InbandSync):
 class TestFaulty(SyncContract):
     @pytest.fixture
     def spec(self):
-        return SyncSpec(name="faulty", summary="breaks a promise", factory=f"{__name__}:{os.environ['FAULT']}")
+        name = os.environ["FAULT"]
+        options = ShmOptions if issubclass(globals()[name], ShmSync) else NoOptions
+        return SyncSpec(name="faulty", summary="breaks a promise", factory=f"{__name__}:{name}", options=options)
