@@ -1,8 +1,16 @@
+import msgspec
 import pytest
 
 from tpserve.api import SyncSpec, TransportSpec
 from tpserve.plugins.builtin import tpserve_syncs
-from tpserve.testing.sync import SyncContract, fanout_between_processes
+from tpserve.testing.sync import SyncContract
+from tpserve_transport_zmq.plugin import ZmqOptions, tpserve_transports
+
+
+class LittleRoom(ZmqOptions, frozen=True, kw_only=True):
+    """Few announcements fit into the fan-out, so that a leader is soon too far ahead."""
+
+    send_buffer: int = 100_000
 
 
 class TestInband(SyncContract):
@@ -12,4 +20,5 @@ class TestInband(SyncContract):
 
     @pytest.fixture
     def transport(self) -> TransportSpec:
-        return fanout_between_processes()
+        (zmq,) = tpserve_transports()
+        return msgspec.structs.replace(zmq, options=LittleRoom)
