@@ -1,4 +1,4 @@
-"""A process that has imported torch, and forks the children that need it: ``python -m tpserve.launch.forkserver``.
+"""A process that has imported torch, and forks the children that need it (:mod:`tpserve.launch.forking`).
 
 Importing torch takes a rank longer than all else before it loads weights. Here that is done once for all ranks of a
 group, and for each generation: a server of which a rank was killed is back sooner. Nothing but the import is shared:
@@ -11,12 +11,8 @@ the fork server, and the fork server goes when its starter does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import gc
-import importlib
 import itertools
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,13 +22,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tpserve.parent import die_with_parent
-from tpserve.stdio import secure_streams
-
-__all__ = ["ForkServer", "Forked"]
+__all__ = ["LARGEST", "Ended", "Fork", "ForkServer", "Forked", "Imported", "Order", "Report", "Signal"]
 
 LARGEST = 1 << 20
-MOST_DESCRIPTORS = 64
+"""Bytes of an order or a report."""
+
 SINGLE = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's library would start threads when it is loaded, and a fork leaves them behind."""
 
@@ -69,8 +63,10 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     exit_code: int
 
 
-_orders = msgspec.json.Decoder(Fork | Signal)
-_reports = msgspec.json.Decoder(Imported | Ended)
+Order = Fork | Signal
+Report = Imported | Ended
+
+_reports = msgspec.json.Decoder(Report)
 
 
 class Forked:
@@ -123,7 +119,7 @@ class ForkServer:
         with other:
             arguments = [str(other.fileno()), str(os.getpid()), str(int(outlives_thread)), *modules]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpserve.launch.forkserver", *arguments],
+                [sys.executable, "-P", "-m", "tpserve.launch.forking", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # as children have it
                 env={**environment, **SINGLE},
@@ -148,7 +144,7 @@ class ForkServer:
         self.order(Fork(number, dict(environment), list(descriptors)), list(descriptors.values()))
         return child
 
-    def order(self, order: Fork | Signal, descriptors: Sequence[int] = ()) -> None:
+    def order(self, order: Order, descriptors: Sequence[int] = ()) -> None:
         """Tell the server what to do; one that has gone has taken its children along."""
         with contextlib.suppress(BrokenPipeError):
             socket.send_fds(self._socket, [msgspec.json.encode(order)], descriptors)
@@ -181,119 +177,3 @@ class ForkServer:
         child = self._children.pop(number)
         child.exit_code = exit_code
         return child
-
-
-def main() -> None:
-    """Serve the starter at the other end of a socket until it is gone; in a child, become that."""
-    descriptor, parent, outlives_thread = map(int, sys.argv[1:4])
-    link = socket.socket(fileno=descriptor)
-    link.set_inheritable(False)
-    secure_streams()
-    if not outlives_thread:
-        die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _import(sys.argv[4:])
-    if _Server(link).run():
-        from tpserve.launch import child
-
-        child.main()
-
-
-def _import(modules: Sequence[str]) -> None:
-    from setproctitle import setproctitle
-
-    setproctitle("tpserve: forkserver")
-    for name in modules:
-        with contextlib.suppress(ImportError):  # a child that needs it says what is wrong
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # so that collections in the children leave these pages shared
-
-
-class _Server:
-    """The server's side."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._pids: dict[int, int] = {}
-        self._ends, self._end = socket.socketpair()
-        self._ends.setblocking(False)
-        self._end.setblocking(False)
-
-    def run(self) -> bool:
-        """Do what the starter says until it is gone; True in a child that was forked."""
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-        signal.set_wakeup_fd(self._end.fileno())
-        self._report(Imported())
-        while True:
-            ready, _, _ = select.select([self._link, self._ends], [], [])
-            if self._ends in ready:
-                self._ends.recv(64)
-                self._bury()
-            if self._link in ready:
-                order, descriptors = self._take()
-                if order is None:
-                    return False
-                if isinstance(order, Signal):
-                    self._signal(order)
-                elif self._fork(order, descriptors):
-                    return True
-
-    def _take(self) -> tuple[Fork | Signal | None, list[int]]:
-        """The next order; None if the starter is gone."""
-        with contextlib.suppress(ConnectionResetError):
-            text, descriptors, _, _ = socket.recv_fds(self._link, LARGEST, MOST_DESCRIPTORS)
-            if text:
-                return _orders.decode(text), descriptors
-        return None, []
-
-    def _fork(self, order: Fork, descriptors: list[int]) -> bool:
-        pid = os.fork()
-        if pid:
-            self._pids[order.number] = pid
-            for descriptor in descriptors:
-                os.close(descriptor)
-            return False
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for each in (self._link, self._ends, self._end):
-            each.close()
-        os.setsid()
-        os.environ.clear()
-        os.environ.update(order.environment)
-        _place(descriptors, order.descriptors)
-        return True
-
-    def _signal(self, order: Signal) -> None:
-        pid = self._pids.get(order.number)
-        if pid is not None:
-            os.kill(pid, order.signum)
-
-    def _bury(self) -> None:
-        """Report the children that have ended."""
-        for number, pid in list(self._pids.items()):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                del self._pids[number]
-                self._report(Ended(number, os.waitstatus_to_exitcode(status)))
-
-    def _report(self, report: Imported | Ended) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter has gone, which the next read tells
-            self._link.send(msgspec.json.encode(report))
-
-
-def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors these numbers."""
-    beyond = max(numbers) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
-    for descriptor, number in zip(moved, numbers, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-
-
-if __name__ == "__main__":
-    main()

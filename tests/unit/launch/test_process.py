@@ -284,7 +284,7 @@ def test_a_child_that_is_still_to_be_forked_can_be_ended(make: Any, tmp_path: Pa
 
 
 def test_what_is_imported_before_the_fork_starts_no_thread() -> None:
-    script = "import os; from tpserve.launch import forkserver as it; it._import(['torch', 'tpserve.launch.roles'])"
+    script = "import os; from tpserve.launch import forking as it; it._import(['torch', 'tpserve.launch.roles'])"
     code = f"{script}; print(len(os.listdir('/proc/self/task')))"
     environment = {**os.environ, **SINGLE, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
