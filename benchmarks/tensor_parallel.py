@@ -6,8 +6,8 @@
 Dummy weights; 256 requests of 100-1024 tokens in and out, all at once (``tpserve bench offline --workload mixed``).
 Each size runs in processes of its own; the last run counts, for a trace is written in the first. Of that trace, 32
 steps of the full batch on rank 0: milliseconds a step, the share in which NCCL's kernels run (waiting for the other
-ranks counts), and the share in which nothing runs. Then as many ranks without a model: what an empty round takes between
-steps of that length (``tpserve bench transport``), in microseconds, p50. JSON lines.
+ranks counts), and the share in which nothing runs. Then as many ranks without a model: what an empty round takes
+between steps of that length (``tpserve bench transport``), in microseconds, p50. JSON lines.
 """
 
 from __future__ import annotations
