@@ -42,7 +42,7 @@ def replay(
     )
     typer.echo(f"{summary} are decided alike by policy {part.name}")
     if recording.is_cut_off:
-        typer.echo("the last record is cut off, as when a rank is killed", err=True)
+        typer.echo("the end of the recording is missing, as when a rank is killed", err=True)
     if done.difference:
         typer.echo(done.difference)
         raise typer.Exit(1)

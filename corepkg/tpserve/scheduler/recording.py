@@ -3,11 +3,12 @@
 A rank is a function of its messages and of the tokens that its engine draws. A recording holds these, round by round,
 so that :mod:`tpserve.scheduler.replay` can decide it all again without a model.
 
-    "TPSVREC2" | record | record | …  record:  length u32 | hash of the payload u64 | hash of these two u64 | payload …
+    "TPSVREC3" | record | record | …  record:  length u32 | hash of the payload u64 | hash of these two u64 | payload …
 
 Integers are little-endian, hashes xxh3-64 seeded with the number of the record. The first payload is a :class:`Header`,
-each other a :class:`RecordedRound`; msgpack both. The length has a hash of its own, so that a damaged record is told
-from one that is cut off, as the last one is when a rank is killed.
+each other a :class:`RecordedRound`; msgpack both. An empty payload is the last one, so that a recording of which the
+end is missing, as when a rank is killed, is told from a whole one; the length has a hash of its own, so that a damaged
+record is told from one that is cut off.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tpserve.step import EngineLimits
 
 __all__ = ["Header", "RecordedRound", "Recorder", "Recording", "RecordingError"]
 
-MAGIC = b"TPSVREC2"
+MAGIC = b"TPSVREC3"
 CLAIM = struct.Struct("<IQ")
 PREFIX_SIZE = CLAIM.size + 8
 
@@ -120,18 +121,21 @@ class Recorder:
         self._write(RecordedRound(arrived.number, arrived.messages, decisions, self._log.latest[1]))
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
+        """Write the end and close the file. May be called twice."""
+        self._write_payload(b"")
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _write(self, record: Header | RecordedRound) -> None:
-        if self._file is None:
-            return
-        reason = self._append(self._file, msgspec.msgpack.encode(record))
-        if reason:
+        if self._file is not None:
+            self._write_payload(msgspec.msgpack.encode(record))
+
+    def _write_payload(self, payload: bytes) -> None:
+        if self._file is not None and (reason := self._append(self._file, payload)):
             logger.error("the recording %s ends here: %s", self._path, reason)
-            self.close()
+            self._file.close()
+            self._file = None
 
     def _append(self, file: FileIO, payload: bytes) -> str:
         """Write a record; why it is not whole, if it is not."""
@@ -165,7 +169,7 @@ class Recording:
 
     Attributes:
         header: its first record.
-        is_cut_off: whether its last record is not whole, as after a kill; known when all rounds have been read.
+        is_cut_off: whether its end is missing, as after a kill; known when all rounds have been read.
 
     Raises:
         RecordingError: it cannot be read, or is no recording.
@@ -210,10 +214,10 @@ class Recording:
         return found
 
     def _payload(self) -> bytes | None:
-        """The next record's payload; None if the file ends before or in the record."""
+        """The next record's payload; None if it is the end, or if the file ends before or in the record."""
         prefix = self._file.read(PREFIX_SIZE)
         if len(prefix) < PREFIX_SIZE:
-            self.is_cut_off = bool(prefix)
+            self.is_cut_off = True
             return None
         length, digest = CLAIM.unpack_from(prefix)
         if length > LONGEST or prefix != _prefix(length, digest, self._records):
@@ -224,7 +228,7 @@ class Recording:
             return None
         if xxhash.xxh3_64_intdigest(payload, self._records) != digest:
             raise self._damaged()
-        return payload
+        return payload or None
 
     def _damaged(self) -> RecordingError:
         return RecordingError(f"{self._path}: record {self._records} is damaged")

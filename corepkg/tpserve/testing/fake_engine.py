@@ -42,10 +42,14 @@ class FakeEngine:
 
     Args:
         limits: what it says it has.
+        step_tokens: the most positions that a step may compute; 0: any number.
+        chunk: the most of one row; 0: any number.
     """
 
-    def __init__(self, limits: EngineLimits = SMALL_LIMITS) -> None:
+    def __init__(self, limits: EngineLimits = SMALL_LIMITS, step_tokens: int = 0, chunk: int = 0) -> None:
         self._limits = limits
+        self._step_tokens = step_tokens
+        self._chunk = chunk
         self._rows: list[Row | None] = [None] * limits.slots
         self._cache: list[list[int]] = [[] for _ in range(limits.pages)]
         self._overwritten = 0
@@ -66,6 +70,7 @@ class FakeEngine:
         assert step.sequences, "a step that computes nothing"
         slots = [sequence.slot for sequence in step.sequences]
         assert len(set(slots)) == len(slots), f"a row occurs twice: {slots}"
+        self._check_size([sequence.end - sequence.start for sequence in step.sequences])
         for tokens in step.tokens:
             self._write_tokens(tokens)
         for pages in step.pages:
@@ -78,6 +83,11 @@ class FakeEngine:
     def close(self) -> None:
         """Refuse further steps."""
         self._closed = True
+
+    def _check_size(self, lengths: list[int]) -> None:
+        total, longest = sum(lengths), max(lengths)
+        assert not self._step_tokens or total <= self._step_tokens, f"a step of {total} tokens, not {self._step_tokens}"
+        assert not self._chunk or longest <= self._chunk, f"{longest} tokens of one row, not {self._chunk}"
 
     def _row(self, slot: int) -> Row:
         assert 0 <= slot < self._limits.slots, f"row {slot} of {self._limits.slots}"

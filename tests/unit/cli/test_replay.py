@@ -39,7 +39,7 @@ def test_a_cut_off_recording_is_told(run_cli: Any, recorded: Path) -> None:
     recorded.write_bytes(recorded.read_bytes()[:-3])
     done = run_cli("replay", str(recorded))
     assert done.returncode == 0
-    assert "the last record is cut off" in done.stderr
+    assert "the end of the recording is missing" in done.stderr
 
 
 def test_a_damaged_recording_is_one_line(run_cli: Any, recorded: Path) -> None:

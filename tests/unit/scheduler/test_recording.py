@@ -32,6 +32,9 @@ from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.testing.fake_engine import SMALL_LIMITS, FakeEngine
 from tpserve.tokens import pack_ids
 
+END = PREFIX_SIZE
+"""Bytes of a recording's last record."""
+
 FCFS = FcfsPolicy(BatchingOptions(reserve=0.0))
 
 
@@ -67,7 +70,7 @@ class Traffic(RoundSource):
     def close(self) -> None: ...
 
 
-def record(path, seed=0, killed_in=-1, disk=None, **budget):
+def record(path, seed=0, killed_in=-1, disk=None, closed=False, **budget):
     """Run a rank and record it; its decisions."""
     log = DecisionLog(0)
     header = Header(
@@ -89,7 +92,8 @@ def record(path, seed=0, killed_in=-1, disk=None, **budget):
         scheduler.run()
         recorder.close()
     except Killed:
-        pass
+        if closed:
+            recorder.close()
     return log
 
 
@@ -120,19 +124,20 @@ def test_a_recording_ends_with_the_digest_of_the_rank(path):
 def test_what_a_killed_rank_had_finished_is_there(path, overlap):
     log = record(path, killed_in=25, overlap=overlap)
     assert log.latest[0] + 1 in (24, 25)
-    done = replay(Recording(path), FCFS)
-    assert (done.rounds, done.difference) == (log.latest[0] + 1, "")
+    recording = Recording(path)
+    done = replay(recording, FCFS)
+    assert (done.rounds, done.difference, recording.is_cut_off) == (log.latest[0] + 1, "", True)
 
 
 def test_a_cut_off_record_is_told_and_no_error(path):
     record(path)
     content = path.read_bytes()
     rounds = replay(Recording(path), FCFS).rounds
-    for cut in (1, 7, 12, 13, 30):
+    for cut in (1, 7, 12, END, END + 1, END + 30):
         path.write_bytes(content[:-cut])
         recording = Recording(path)
         done = replay(recording, FCFS)
-        assert (done.rounds, done.difference, recording.is_cut_off) == (rounds - 1, "", True)
+        assert (done.rounds, done.difference, recording.is_cut_off) == (rounds - (cut > END), "", True)
 
 
 def first_record(content):
@@ -173,23 +178,22 @@ def outcomes_of_flips(path, places):
 
 
 def test_no_byte_that_changes_goes_unnoticed(path):
-    record(path, killed_in=4)
+    record(path, killed_in=4, closed=True)
     assert outcome(path) == (4, False)
     assert set(outcomes_of_flips(path, range(path.stat().st_size))) == {None}
     assert outcome(path) == (4, False)
 
 
 def test_a_recording_that_is_cut_off_is_read_to_its_last_whole_round(path):
-    record(path, killed_in=4)
+    record(path, killed_in=4, closed=True)
     content, found = path.read_bytes(), {}
     for length in reversed(range(len(content))):
         os.truncate(path, length)
         found[length] = outcome(path)
-    ends = [length for length, each in found.items() if each and not each[1]]
-    assert [found[end] for end in ends] == [(3, False), (2, False), (1, False)]
-    assert set(found.values()) == {None, *[(rounds, is_cut) for rounds in (1, 2, 3) for is_cut in (True, False)]}
-    path.write_bytes(content[:-2])
-    assert set(outcomes_of_flips(path, range(ends[0], len(content) - 2))) == {None, (3, True)}
+    assert list(dict.fromkeys(found.values())) == [(4, True), (3, True), (2, True), (1, True), None]
+    last = min(length for length, each in found.items() if each == (3, True))
+    path.write_bytes(content[: -END - 2])
+    assert set(outcomes_of_flips(path, range(last, len(content) - END - 2))) == {None, (3, True)}
 
 
 def test_rounds_behind_the_end_are_a_difference(path):
@@ -198,7 +202,7 @@ def test_rounds_behind_the_end_are_a_difference(path):
     records = end + 1
     payload = msgspec.msgpack.encode(RecordedRound(end, [], RoundDecisions(), 0))
     digest = xxhash.xxh3_64_intdigest(payload, records)
-    path.write_bytes(path.read_bytes() + _prefix(len(payload), digest, records) + payload)
+    path.write_bytes(path.read_bytes()[:-END] + _prefix(len(payload), digest, records) + payload)
     done = replay(Recording(path), FCFS)
     assert (done.rounds, done.difference) == (end, f"round {end}: it is recorded, and the replay has ended before")
 
@@ -271,6 +275,6 @@ def test_a_record_that_is_too_long_ends_the_recording_and_nothing_else(path, cap
     log = record(path, seed=2)
     recording = Recording(path)
     assert 0 < replay(recording, FCFS).rounds < log.latest[0]
-    assert not recording.is_cut_off
+    assert recording.is_cut_off
     (entry,) = caplog.records
     assert f"the recording {path} ends here: a record would have " in entry.message

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tpserve.api import Plan
-from tpserve.envelope import Opener
+from tpserve.api import Plan, Prefill
+from tpserve.envelope import WORDS, Opener
 from tpserve.kv.allocator import PageAllocator, SlotAllocator
 from tpserve.kv.pool import KvPool
 from tpserve.kv.radix import RadixTree
@@ -173,6 +173,19 @@ def swapped_pages_that_are_never_freed(right, self, holding, ids, computed):
     return swapped
 
 
+@bug(Scheduler, "_ask", 20)
+def a_step_of_one_token_too_many(right, self, round, growing):
+    self._step_tokens += 1
+    plan = right(self, round, growing)
+    self._step_tokens -= 1
+    return plan
+
+
+@bug(Scheduler, "_prefill", 20)
+def a_chunk_of_one_token_too_many(right, self, prefill, batch):
+    right(self, Prefill(prefill.uid, prefill.tokens + 1), batch)
+
+
 @bug(Scheduler, "_last", 60)
 def another_request_retracted_on_one_rank(right, self):
     return min(self.queues.running.values(), key=lambda each: each.arrival) if self._log.rank == 1 else right(self)
@@ -224,6 +237,7 @@ def an_ended_request_that_gets_the_token_under_way(right, self, request):
 def frames_that_may_come_in_any_order(right, self, frames):
     payloads = []
     for frame in frames:
-        self._next[int.from_bytes(frame[6:8], "little")] = int.from_bytes(frame[8:16], "little")
+        first, sequence, *_ = WORDS.unpack_from(frame)
+        self._due[first] = sequence
         payloads += right(self, [frame])
     return payloads

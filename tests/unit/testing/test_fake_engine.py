@@ -158,3 +158,11 @@ def test_an_overwritten_page_is_found_however_little_of_it_was():
     engine.launch(start(1, pages=(0,), tokens=[3]))
     with pytest.raises(AssertionError, match="page 0 does not hold"):
         engine.launch(step(0, 6, 7))
+
+
+def test_a_step_that_is_too_large_is_refused():
+    FakeEngine(step_tokens=5, chunk=5).launch(start())
+    with pytest.raises(AssertionError, match="a step of 5 tokens, not 4"):
+        FakeEngine(step_tokens=4).launch(start())
+    with pytest.raises(AssertionError, match="5 tokens of one row, not 4"):
+        FakeEngine(chunk=4).launch(start())

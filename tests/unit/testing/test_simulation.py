@@ -18,6 +18,9 @@ MET = {
 """What the seeds must hold to be worth anything, and faults of most kinds besides."""
 
 
+BADLY_PLANTED = AttributeError, NameError, TypeError
+
+
 def run(seeds):
     seen = Counter()
     for seed in range(seeds):
@@ -37,8 +40,9 @@ def test_nothing_is_wrong_within_a_fixed_budget():
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, monkeypatch):
     seeds = plant(name, monkeypatch)
-    with pytest.raises(Failure):
+    with pytest.raises(Failure) as found:
         run(seeds)
+    assert not isinstance(found.value.__cause__, BADLY_PLANTED), "the bug does not fit the code any more"
 
 
 def test_a_seed_decides_everything():

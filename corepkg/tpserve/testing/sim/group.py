@@ -84,7 +84,7 @@ class Group:
                 Scheduler(
                     sources[rank],
                     NullReplies() if rank else LocalReplies(clients.deliver),
-                    FakeEngine(scenario.limits),
+                    FakeEngine(scenario.limits, scenario.budget.step_tokens, scenario.budget.chunk),
                     policies[rank],
                     logs[rank],
                     scenario.budget,
