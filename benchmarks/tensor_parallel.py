@@ -61,7 +61,7 @@ def rounds(size: int, step: float, folder: Path) -> dict[str, float]:
     """What an empty round takes the slowest rank between steps of ``step`` milliseconds: p50 in µs of each arm."""
     report = folder / "rounds.json"
     arms = [word for arm in ARMS for word in ("--arm", arm)]
-    pace = ["--step", str(1e3 * step), "--messages", "0", "--rounds", "200", "--repeats", "3", "--idle", "0"]
+    pace = ["--step", str(1e3 * step), "--messages", "0", "--rounds", "100", "--repeats", "3", "--idle", "0"]
     tpserve("bench", "transport", *arms, "--ranks", str(size), *pace, "--json", str(report))
     return {each["arm"]: each["latency_us"]["p50"] for each in json.loads(report.read_bytes())["outcomes"]}
 

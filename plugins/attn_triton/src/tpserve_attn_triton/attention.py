@@ -69,6 +69,8 @@ class TritonAttention(Attention):
         self._scores = torch.empty(parts, shape.q_heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(parts, shape.kv_heads, dtype=torch.int32, device=device)
         self._everyone = torch.arange(shape.max_running, dtype=torch.int32, device=device)
+        self._overlap = sm >= 90
+        self._is_cut_anew = True
         self._plan: _Plan
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -100,6 +102,7 @@ class TritonAttention(Attention):
                 FIELDS=FIELDS,
                 num_warps=4,
             )
+            self._is_cut_anew = True
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attend."""
@@ -178,9 +181,12 @@ class TritonAttention(Attention):
             CAPPED=shape.soft_cap > 0,
             WIDE=not query.is_cuda,
             FIELDS=FIELDS,
+            OVERLAP=self._overlap,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **({"launch_pdl": True} if self._overlap and not self._is_cut_anew else {}),
         )
+        self._is_cut_anew = False
 
 
 def _query_blocks(batch: AttentionBatch, most: int) -> list[tuple[int, int, int, int]]:

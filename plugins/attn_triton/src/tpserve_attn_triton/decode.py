@@ -110,6 +110,7 @@ def decode(
     CAPPED: tl.constexpr,
     WIDE: tl.constexpr,
     FIELDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Attend; a program for each part and KV head.
 
@@ -126,6 +127,8 @@ def decode(
         ROWS, COLUMNS: powers of two that hold ``GROUP`` and ``HEAD_DIM``, at least 16.
         BLOCK: tokens at a time.
         WIDE: whether to compute in float32, whatever the dtype.
+        OVERLAP: the kernel may be launched while the one before still runs (programmatic dependent launch), but not
+            while :func:`cut` does.
     """
     head, part = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
     if part >= tl.load(used):
@@ -140,6 +143,8 @@ def decode(
     heads = head * GROUP + rows
     alive = rows < GROUP
     inside = alive[:, None] & (columns < HEAD_DIM)[None, :]
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     q = tl.load(query + row * query_token + heads[:, None] * query_head + columns[None, :], mask=inside, other=0.0)
     if WIDE:
         q = q.to(tl.float32)
@@ -154,6 +159,9 @@ def decode(
         v = read_cells(v_cache, cells, keys < stop, HEAD_DIM, COLUMNS, WIDE)
         partly = position + BLOCK > stop
         best, total, acc = absorb(q, k, v, keys, last, 0, partly, best, total, acc, scale, cap, False, CAPPED)
+    if OVERLAP:
+        # No sooner: it would take room that the programs of this one need.
+        tl.extra.cuda.gdc_launch_dependents()
     mean = acc / tl.where(total == 0, 1.0, total)[:, None]
     result = out + (row * KV_HEADS * GROUP + heads[:, None]) * HEAD_DIM + columns[None, :]
 
