@@ -57,18 +57,20 @@ def cut(
     each = tl.arange(0, ROOM)
     there = each < count
     member = tl.load(members + each, mask=there, other=0)
-    row = tl.load(query_starts + member, mask=there, other=0)
-    slot = tl.load(slots + member, mask=there, other=0).to(tl.int32)
-    stop = tl.load(kv_lens + member, mask=there, other=0)
-    start = tl.where(window > 0, tl.maximum(stop - window, 0), 0)
+    start, stop = seen(kv_lens, member, there, window)
     blocks = tl.cdiv(stop - start, BLOCK)
     most = tl.maximum(tl.cdiv(tl.sum(blocks, 0), spare), 1)
+    # Long parts first: what begins last should not take longest.
+    length = tl.cdiv(blocks, tl.maximum(tl.cdiv(blocks, most), 1))
+    order = tl.sort(tl.where(there, length * ROOM + each, -1), descending=True) % ROOM
+    member = tl.load(members + order, mask=there, other=0)
+    start, stop = seen(kv_lens, member, there, window)
+    blocks = tl.cdiv(stop - start, BLOCK)
     pieces = tl.where(there, tl.maximum(tl.cdiv(blocks, most), 1), 0)
     size = tl.cdiv(blocks, tl.maximum(pieces, 1)) * BLOCK
-    # Long caches first: what begins last should not take longest.
-    several = tl.where(pieces > 1, pieces, 0)
-    one = pieces - several
-    first = tl.where(pieces > 1, tl.cumsum(several, 0) - several, tl.sum(several, 0) + tl.cumsum(one, 0) - one)
+    first = tl.cumsum(pieces, 0) - pieces
+    row = tl.load(query_starts + member, mask=there, other=0)
+    slot = tl.load(slots + member, mask=there, other=0).to(tl.int32)
     tl.store(used, tl.sum(pieces, 0))
     for piece in range(tl.max(pieces, 0)):
         has = piece < pieces
@@ -80,6 +82,13 @@ def cut(
         tl.store(where + 3, tl.minimum(begin + size, stop), mask=has)
         tl.store(where + 4, first, mask=has)
         tl.store(where + 5, pieces, mask=has)
+
+
+@triton.jit
+def seen(kv_lens, member, there, window):
+    """The first token that each sees, and the one after the last."""
+    stop = tl.load(kv_lens + member, mask=there, other=0)
+    return tl.where(window > 0, tl.maximum(stop - window, 0), 0), stop
 
 
 @triton.jit
