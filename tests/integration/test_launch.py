@@ -67,7 +67,8 @@ def test_it_serves_and_a_signal_stops_it(launch: Launch, flags: list[str]) -> No
     server = launch(*flags)
     server.await_ready()
     ranks = int(flags[1]) if flags else 1
-    assert set(server.children()) == {"api", "tokenizer0", "detokenizer0", *(f"rank{n}" for n in range(ranks))}
+    workers = {"api", "tokenizer0", "detokenizer0", "forkserver"}
+    assert set(server.children()) == workers | {f"rank{n}" for n in range(ranks)}
     assert server.health() == 200
     assert server.chat().json()["usage"]["completion_tokens"] == 8
     server.process.send_signal(signal.SIGINT if ranks == 1 else signal.SIGTERM)

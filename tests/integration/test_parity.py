@@ -47,9 +47,16 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.eval()
+        self._asked: dict[tuple[int, ...], list[int]] = {}
 
     def likeliest(self, prompt: list[int], output: list[int]) -> list[int]:
         """The likeliest token in the place of each of ``output``, after the prompt and those before it."""
+        text = (*prompt, *output)
+        if text not in self._asked:
+            self._asked[text] = self._ask(prompt, output)
+        return self._asked[text]
+
+    def _ask(self, prompt: list[int], output: list[int]) -> list[int]:
         with torch.inference_mode():
             logits = self._model(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
         return logits.argmax(dim=-1).tolist()

@@ -79,7 +79,7 @@ def rank_start(post: Post) -> Start:
         cpus=place.cpus,
         log_level=post.config.log_level,
     )
-    return Start(spec, {"OMP_NUM_THREADS": str(place.threads), **QUIET})
+    return Start(spec, {"OMP_NUM_THREADS": str(place.threads), **QUIET}, is_forked=True)
 
 
 def worker_start(role: str, name: str, payload: msgspec.Struct, log_level: str, *descriptors: int) -> Start:

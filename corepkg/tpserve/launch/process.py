@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import selectors
 import signal
 import socket
@@ -13,12 +14,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from tpserve.frontend.control import ControlEvent
+from tpserve.launch.forkserver import Forked, ForkServer
 from tpserve.launch.protocol import ChildSpec, Failed, Status, decode_status, line
 from tpserve.stdio import open_descriptors
 
@@ -35,52 +37,65 @@ class Start(msgspec.Struct, frozen=True):
         spec: what it is to be.
         environment: variables that it gets besides the starter's own.
         descriptors: file descriptors that it inherits, under the same numbers.
+        is_forked: it comes from a fork server, for it needs torch.
     """
 
     spec: ChildSpec
     environment: Mapping[str, str] = {}
     descriptors: tuple[int, ...] = ()
+    is_forked: bool = False
 
 
 class Child:
     """One child process.
 
+    Args:
+        start: what it is to be.
+        server: forks it; None: it is started by itself.
+
     Attributes:
         name: as in its spec.
-        pid: its process id.
         exit_code: None while it runs; a negative signal number if a signal ended it.
         failure: its last word, if it has said one.
+        process: the process itself.
         status_fd: where its statuses arrive.
-        exit_fd: readable when it has ended.
+        exit_fd: readable when it has ended; None for one that was forked, of which the server tells.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, server: ForkServer | None = None) -> None:
         self.name = start.spec.name
         self.exit_code: int | None = None
         self.failure: Failed | None = None
+        self.exit_fd: int | None = None
         open_descriptors()
         self.status_fd, status_end = os.pipe()
+        control_end, self._control = os.pipe()
+        os.set_blocking(self.status_fd, False)
         spec = msgspec.structs.replace(
             start.spec,
-            parent=os.getpid(),
+            parent=server.pid if server else os.getpid(),
             status_fd=status_end,
-            outlives_thread=threading.current_thread() is not threading.main_thread(),
+            outlives_thread=server is None and threading.current_thread() is not threading.main_thread(),
         )
+        environment = {**os.environ, **start.environment}
+        inherited = (status_end, *start.descriptors)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpserve.launch.child"],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=2,  # the starter's standard output is for its own results
-                env={**os.environ, **start.environment},
-                pass_fds=(status_end, *start.descriptors),
-                start_new_session=True,
-            )
+            if server:
+                descriptors = {0: control_end, **{number: number for number in inherited}}
+                self.process: subprocess.Popen[bytes] | Forked = server.fork(environment, descriptors)
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "tpserve.launch.child"],
+                    stdin=control_end,
+                    stdout=2,  # the starter's standard output is for its own results
+                    env=environment,
+                    pass_fds=inherited,
+                    start_new_session=True,
+                )
+                self.exit_fd = os.pidfd_open(self.process.pid)
         finally:
             os.close(status_end)
-        os.set_blocking(self.status_fd, False)
-        self.pid = self._process.pid
-        self.exit_fd = os.pidfd_open(self.pid)
+            os.close(control_end)
         self._rest = b""
         self._write(line(spec))
 
@@ -91,7 +106,7 @@ class Child:
 
     def signal(self, signum: signal.Signals) -> None:
         """Send it a signal; nothing happens if it has ended."""
-        self._process.send_signal(signum)
+        self.process.send_signal(signum)
 
     def statuses(self) -> list[Status]:
         """Take the statuses that have arrived."""
@@ -103,13 +118,18 @@ class Child:
         self.failure = next((status for status in statuses if isinstance(status, Failed)), self.failure)
         return statuses
 
+    def await_hangup(self, seconds: float) -> None:
+        """Wait until it holds nothing any more: one whose parent was killed takes a moment to die."""
+        poll = select.poll()
+        poll.register(self.status_fd, 0)
+        poll.poll(seconds * 1000)
+
     def reap(self) -> None:
         """Take the exit code of a process that has ended, and close all descriptors."""
-        self.exit_code = self._process.wait()
-        os.close(self.status_fd)
-        os.close(self.exit_fd)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self.exit_code = self.process.wait()
+        for descriptor in (self.status_fd, self.exit_fd, self._control):
+            if descriptor is not None:
+                os.close(descriptor)
 
     def describe_exit(self) -> str:
         """Say how it ended: ``exit code 1``, ``signal SIGKILL``."""
@@ -120,9 +140,8 @@ class Child:
         return f"exit code {self.exit_code}"
 
     def _write(self, text: bytes) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(text)
+            os.write(self._control, text)
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -150,21 +169,27 @@ Happening = Said | Exited | Signalled
 class Watch:
     """Waits for what children say, for their ends, and for signals, all at once.
 
+    Args:
+        modules: what children that are forked find imported.
+
     Attributes:
         children: those that have been started here and have not ended, in the order of their start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = ("torch", "tpserve.launch.roles")) -> None:
         self.children: list[Child] = []
+        self._modules = modules
+        self._server: ForkServer | None = None
         self._selector = selectors.DefaultSelector()
         self._happenings: deque[Happening] = deque()
 
     def start(self, start: Start) -> Child:
         """Start a child and watch it."""
-        child = Child(start)
+        child = Child(start, self._fork_server(start) if start.is_forked else None)
         self.children.append(child)
         self._selector.register(child.status_fd, selectors.EVENT_READ, child)
-        self._selector.register(child.exit_fd, selectors.EVENT_READ, child)
+        if child.exit_fd is not None:
+            self._selector.register(child.exit_fd, selectors.EVENT_READ, child)
         return child
 
     def next(self, deadline: float) -> Happening | None:
@@ -218,20 +243,47 @@ class Watch:
     def close(self) -> None:
         """Kill whatever still runs."""
         self.end(list(self.children), grace=0.0)
+        self._dismiss_server()
         self._selector.close()
 
+    def _fork_server(self, start: Start) -> ForkServer:
+        """The fork server, with the variables of the first that it forks: they count when torch is loaded."""
+        if self._server is None:
+            self._server = ForkServer({**os.environ, **start.environment}, self._modules)
+            self._selector.register(self._server, selectors.EVENT_READ, self._server)
+        return self._server
+
     def _read(self, key: selectors.SelectorKey) -> list[Happening]:
-        child: Child | None = key.data
-        if child is None:
+        source: Child | ForkServer | None = key.data
+        if source is None:
             assert isinstance(key.fileobj, socket.socket)
             return [Signalled(signal.Signals(number)) for number in key.fileobj.recv(64)]
-        if child.exit_code is not None:
+        if isinstance(source, ForkServer):
+            return self._read_server(source)
+        if source.exit_code is not None:
             return []
+        return self._bury(source) if key.fd == source.exit_fd else [Said(source, said) for said in source.statuses()]
+
+    def _read_server(self, server: ForkServer) -> list[Happening]:
+        ended = [child for process in server.ended() for child in self.children if child.process is process]
+        if server.is_gone:
+            self._dismiss_server()
+            for child in ended:
+                child.await_hangup(KILL_SECONDS)
+        return [happening for child in ended for happening in self._bury(child)]
+
+    def _dismiss_server(self) -> None:
+        if self._server is not None:
+            self._selector.unregister(self._server)
+            self._server.close()
+            self._server = None
+
+    def _bury(self, child: Child) -> list[Happening]:
+        """What a child that has ended said before."""
         said: list[Happening] = [Said(child, status) for status in child.statuses()]
-        if key.fd != child.exit_fd:
-            return said
         self._selector.unregister(child.status_fd)
-        self._selector.unregister(child.exit_fd)
+        if child.exit_fd is not None:
+            self._selector.unregister(child.exit_fd)
         self.children.remove(child)
         child.reap()
         return [*said, Exited(child)]

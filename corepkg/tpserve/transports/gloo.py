@@ -14,11 +14,11 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpserve.api import (
     Closed,
@@ -31,6 +31,7 @@ from tpserve.api import (
     TransportError,
 )
 from tpserve.api.addresses import check_follower, ipc_path
+from tpserve.api.ends import Ends
 from tpserve.api.flow import batches, take
 from tpserve.distributed.gloo import make_group
 from tpserve.transports.claim import Claim, join_leader
@@ -49,8 +50,6 @@ ATTEMPTS = 0.01
 NEVER = 30 * 24 * 3600.0
 UNUSED_TAG = 1
 
-End = TypeVar("End", FanoutSender, FanoutReceiver)
-
 
 class GlooTransport(Transport):
     """Makes the ends of fan-outs whose ranks are all on one host."""
@@ -61,31 +60,20 @@ class GlooTransport(Transport):
         super().__init__(options)
         assert isinstance(options, GlooOptions)
         self._options = options
-        self._ends: list[FanoutSender | FanoutReceiver] = []
-        self._closed = False
+        self._ends = Ends()
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
-        return self._make(lambda: _Sender(self._options, ipc_path(address), followers))
+        return self._ends.add(lambda: _Sender(self._options, ipc_path(address), followers))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
         check_follower(address, follower, followers)
-        return self._make(lambda: _Receiver(ipc_path(address), follower, followers))
+        return self._ends.add(lambda: _Receiver(ipc_path(address), follower, followers))
 
     def close(self) -> None:
         """Close every end made here."""
-        self._closed = True
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
-
-    def _make(self, make: Callable[[], End]) -> End:
-        if self._closed:
-            raise Closed("the transport was closed")
-        end = make()
-        self._ends.append(end)
-        return end
+        self._ends.close()
 
 
 class _Broadcast:

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Condition, Lock
-from typing import TypeVar
 
 from tpserve.api import (
     Closed,
@@ -25,13 +24,12 @@ from tpserve.api import (
     TransportError,
 )
 from tpserve.api.addresses import check_address, check_follower
+from tpserve.api.ends import Ends
 
 __all__ = ["InprocTransport"]
 
 SIZE = 64 << 20
 OVERHEAD = 64
-
-End = TypeVar("End", FanoutSender, FanoutReceiver, PipeSender, PipeReceiver)
 
 
 class InprocTransport(Transport):
@@ -41,33 +39,30 @@ class InprocTransport(Transport):
         super().__init__(options)
         self._lock = Lock()
         self._queues: dict[str, _Queue] = {}
-        self._ends: list[FanoutSender | FanoutReceiver | PipeSender | PipeReceiver] = []
-        self._closed = False
+        self._ends = Ends()
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
         check_address(address)
-        return self._make(lambda: _FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
+        return self._ends.add(lambda: _FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
         check_address(address)
         check_follower(address, follower, followers)
-        return self._make(lambda: _FanoutReceiver(self._queue(f"{address}.{follower}")))
+        return self._ends.add(lambda: _FanoutReceiver(self._queue(f"{address}.{follower}")))
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Make the receiving end."""
-        return self._make(lambda: _PipeReceiver(self._queue(check_address(address))))
+        return self._ends.add(lambda: _PipeReceiver(self._queue(check_address(address))))
 
     def pipe_sender(self, address: str) -> PipeSender:
         """Make a sending end."""
-        return self._make(lambda: _PipeSender(self._queue(check_address(address))))
+        return self._ends.add(lambda: _PipeSender(self._queue(check_address(address))))
 
     def close(self) -> None:
         """Close every end made here."""
-        self._closed = True
-        for end in self._ends:
-            end.close()
+        self._ends.close()
 
     def _queue(self, name: str) -> _Queue:
         with self._lock:
@@ -75,13 +70,6 @@ class InprocTransport(Transport):
             if queue is None or queue.is_over:
                 queue = self._queues[name] = _Queue(name)
             return queue
-
-    def _make(self, make: Callable[[], End]) -> End:
-        if self._closed:
-            raise Closed("the transport was closed")
-        end = make()
-        self._ends.append(end)
-        return end
 
 
 class _Queue:

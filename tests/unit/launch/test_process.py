@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tpserve.frontend.control import DownEvent
+from tpserve.launch.forkserver import SINGLE
 from tpserve.launch.process import Child, Exited, Said, Signalled, Start, Watch
 from tpserve.launch.protocol import ChildSpec, Failed, Ready, Stuck
 
@@ -65,21 +66,37 @@ def cores(line, payload):
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    watch = Watch()
+    watch = Watch(modules=["json"])
     yield watch
     watch.close()
 
 
+@pytest.fixture(params=[False, True], ids=["alone", "forked"])
+def is_forked(request: pytest.FixtureRequest) -> bool:
+    """Whether children come from a fork server."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def make(tmp_path: Path) -> Any:
+def make(tmp_path: Path, is_forked: bool) -> Any:
     (tmp_path / "roles_of_test_process.py").write_text(ROLES)
 
     def start(role: str, payload: Any = None, descriptors: tuple[int, ...] = (), **spec: Any) -> Start:
         raw = msgspec.Raw(msgspec.json.encode(payload))
         made = ChildSpec(name=role, place=role, main=f"roles_of_test_process:{role}", payload=raw, **spec)
-        return Start(made, {"PYTHONPATH": str(tmp_path), "COLOUR": "blue"}, descriptors)
+        return Start(made, {"PYTHONPATH": path(tmp_path), "COLOUR": "blue"}, descriptors, is_forked)
 
     return start
+
+
+def path(folder: Path) -> str:
+    """Where modules are found, with a folder of ours."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def titles() -> set[str]:
+    """Of all descendants."""
+    return {process.cmdline()[0] for process in psutil.Process().children(recursive=True)}
 
 
 def statuses(watch: Watch) -> list[Any]:
@@ -99,7 +116,7 @@ def test_events_go_down_and_statuses_come_up(watch: Watch, make: Any) -> None:
     for word in ("one", "two\nlines", "…"):
         child.send(DownEvent(word))
         assert watch.next(time.monotonic() + HANG) == Said(child, Stuck(0, word))
-    assert psutil.Process(child.pid).cmdline()[0] == "tpserve: echo"
+    assert "tpserve: echo" in titles()
     child.signal(signal.SIGTERM)
     assert watch.next(time.monotonic() + HANG) == Exited(child)
     assert child.describe_exit() == "signal SIGTERM"
@@ -162,27 +179,29 @@ def test_a_child_survives_the_thread_that_started_it(watch: Watch, make: Any) ->
 
 
 @pytest.mark.parametrize("thread", [True, False])
-def test_no_child_outlives_a_starter_that_is_killed(make: Any, tmp_path: Path, thread: bool) -> None:
+def test_no_child_outlives_a_starter_that_is_killed(make: Any, tmp_path: Path, is_forked: bool, thread: bool) -> None:
     (tmp_path / "start").write_bytes(msgspec.json.encode(make("wait")))
     script = f"""
 import math, os, signal, threading
 from pathlib import Path
 import msgspec
 from tpserve.launch.process import Start, Watch
-watch = Watch()
+watch = Watch(modules=())
 start = msgspec.json.decode(Path({str(tmp_path / "start")!r}).read_bytes(), type=Start)
 thread = threading.Thread(target=watch.start, args=(start,))
 thread.start() if {thread} else watch.start(start)
 if {thread}: thread.join()
 watch.next(math.inf)
-print(watch.children[0].pid, flush=True)
+print("started", flush=True)
 signal.pause()
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
-        child = psutil.Process(int(starter.stdout.readline()))
+        assert starter.stdout.readline() == "started\n"
+        children = psutil.Process(starter.pid).children(recursive=True)
         starter.kill()
-    child.wait(HANG)
+    assert len(children) == 1 + is_forked
+    assert psutil.wait_procs(children, HANG)[1] == []
 
 
 def test_a_wait_ends_at_its_deadline(watch: Watch, make: Any) -> None:
@@ -208,3 +227,65 @@ def test_signals_are_happenings_and_survive_the_end_of_children(watch: Watch, ma
         assert child.describe_exit() == "signal SIGKILL"
         assert watch.next(time.monotonic() + HANG) == Signalled(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+# What a fork server adds.
+
+
+def await_ready(watch: Watch, children: list[Child]) -> None:
+    waiting = list(children)
+    while waiting:
+        happening = watch.next(time.monotonic() + HANG)
+        assert isinstance(happening, Said)
+        waiting.remove(happening.child)
+
+
+def server(children: int) -> psutil.Process:
+    """The fork server, which has so many children."""
+    (found,) = psutil.Process().children()
+    assert found.cmdline()[0] == "tpserve: forkserver"
+    assert len(found.children()) == children
+    return found
+
+
+@pytest.mark.parametrize("is_forked", [True], indirect=True)
+def test_one_server_forks_all(watch: Watch, make: Any) -> None:
+    children = [watch.start(make("echo")), watch.start(make("wait"))]
+    await_ready(watch, children)
+    first = server(children=2)
+    watch.end(children, grace=HANG)
+    assert [child.describe_exit() for child in children] == ["signal SIGTERM"] * 2
+    child = watch.start(make("echo"))
+    assert watch.next(time.monotonic() + HANG) == Said(child, Ready())
+    assert server(children=1) == first
+
+
+@pytest.mark.parametrize("is_forked", [True], indirect=True)
+def test_children_end_with_their_server_and_the_next_gets_another(watch: Watch, make: Any) -> None:
+    children = [watch.start(make("wait")), watch.start(make("deaf"))]
+    await_ready(watch, children)
+    processes = psutil.Process().children(recursive=True)
+    server(children=2).kill()
+    assert [watch.next(time.monotonic() + HANG) for _ in children] == [Exited(child) for child in children]
+    assert [child.describe_exit() for child in children] == ["signal SIGKILL"] * 2
+    assert psutil.wait_procs(processes, HANG)[1] == []
+    child = watch.start(make("echo"))
+    assert watch.next(time.monotonic() + HANG) == Said(child, Ready())
+
+
+@pytest.mark.parametrize("is_forked", [True], indirect=True)
+def test_a_child_that_is_still_to_be_forked_can_be_ended(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(3600)")
+    watch = Watch(modules=["slow_to_import"])
+    child = watch.start(make("wait"))
+    watch.end([child], grace=HANG)
+    assert child.describe_exit() == "signal SIGKILL"
+    watch.close()
+
+
+def test_what_is_imported_before_the_fork_starts_no_thread() -> None:
+    script = "import os; from tpserve.launch import forkserver as it; it._import(['torch', 'tpserve.launch.roles'])"
+    code = f"{script}; print(len(os.listdir('/proc/self/task')))"
+    environment = {**os.environ, **SINGLE, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -16,6 +16,7 @@ from tpserve.api import (
     TransportSpec,
     UnsupportedByPlugin,
 )
+from tpserve.api.ends import Ends
 from tpserve.testing import lab
 from tpserve.testing.transport import TransportContract
 from tpserve.transports.inproc import InprocTransport
@@ -361,7 +362,7 @@ class Undying(Sound):
 
     def close(self):
         super().close()
-        self._closed = False
+        self._ends = Ends()
 
 
 class Trampling(Sound):

@@ -102,10 +102,10 @@ class Sound(ZmqTransport):
     pipe_out = PipeSender
 
     def fanout_sender(self, address, followers):
-        return self._make(lambda: self.fanout_out(self._context, self._options, address, followers))
+        return self._ends.add(lambda: self.fanout_out(self._context, self._options, address, followers))
 
     def pipe_sender(self, address):
-        return self._make(lambda: self.pipe_out(self._context, self._options, address))
+        return self._ends.add(lambda: self.pipe_out(self._context, self._options, address))
 
 
 class Dropping(Sound):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from tpserve.api import Closed, FanoutReceiver, FanoutSender, Options, Transport
+from tpserve.api import FanoutReceiver, FanoutSender, Options, Transport
 from tpserve.api.addresses import check_follower
+from tpserve.api.ends import Ends
 from tpserve_transport_rpc.fanout import RpcFanoutReceiver, RpcFanoutSender
 from tpserve_transport_rpc.plugin import RpcOptions
 
 __all__ = ["RpcTransport"]
-
-End = TypeVar("End", FanoutSender, FanoutReceiver)
 
 
 class RpcTransport(Transport):
@@ -22,28 +18,17 @@ class RpcTransport(Transport):
         super().__init__(options)
         assert isinstance(options, RpcOptions)
         self._options = options
-        self._ends: list[FanoutSender | FanoutReceiver] = []
-        self._closed = False
+        self._ends = Ends()
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end, where followers can come from now on."""
-        return self._make(lambda: RpcFanoutSender(self._options, address, followers))
+        return self._ends.add(lambda: RpcFanoutSender(self._options, address, followers))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
         check_follower(address, follower, followers)
-        return self._make(lambda: RpcFanoutReceiver(self._options, address, follower))
+        return self._ends.add(lambda: RpcFanoutReceiver(self._options, address, follower))
 
     def close(self) -> None:
         """Close every end made here."""
-        self._closed = True
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
-
-    def _make(self, make: Callable[[], End]) -> End:
-        if self._closed:
-            raise Closed("the transport was closed")
-        end = make()
-        self._ends.append(end)
-        return end
+        self._ends.close()
