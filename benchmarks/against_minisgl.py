@@ -3,6 +3,7 @@
     git clone https://github.com/sgl-project/mini-sglang; git -C mini-sglang checkout 20fcd7f
     python benchmarks/against_minisgl.py mini-sglang/python
     python benchmarks/against_minisgl.py mini-sglang/python --shape qwen3-0.6b --set attn=triton --set ops=triton
+    python benchmarks/against_minisgl.py mini-sglang/python --repeats 0    # starts alone, when all is compiled
 
 mini-sglang needs flashinfer-python (0.6.6 was seen working) and is set up as in its own offline benchmark: CUDA graphs
 to 256, steps of 16,384 tokens, contexts to 4,096. Both engines keep no prefix cache: a repeat would find its prompts
@@ -34,6 +35,8 @@ WARM_UP = 1_000
 """Seed of the prompts that do not count."""
 
 CONTEXT = 4096
+
+MEASURED = ("qwen3-0.6b", "llama-3.1-8b")
 
 Generate = Callable[[Workload], None]
 
@@ -105,6 +108,8 @@ def run(engine: str, folder: str, settings: dict[str, str], repeats: int) -> Non
     begun = time.perf_counter()
     generate = ENGINES[engine](folder, settings)
     _say({"what": "start, s", "value": time.perf_counter() - begun})
+    if not repeats:
+        return
     for work in workloads(WARM_UP, requests=64).values():
         generate(work)
     for repeat in range(repeats):
@@ -119,7 +124,7 @@ def compare(options: argparse.Namespace) -> None:
     settings = {"minisgl": {}, "tpserve": dict(each.split("=", 1) for each in options.set)}
     paths = {"minisgl": [options.minisgl], "tpserve": []}
     with tempfile.TemporaryDirectory() as folder:
-        for shape in options.shape or SHAPES:
+        for shape in options.shape or MEASURED:
             model = make_tokenizer(write_shape(shape, Path(folder) / shape))
             found = {
                 name: _medians(_child(name, str(model), settings[name], options.repeats, paths[name]))

@@ -40,6 +40,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072,
     },
+    "qwen3-32b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 25600,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+    },
 }
 """The parts of each model's config.json that say what is computed."""
 

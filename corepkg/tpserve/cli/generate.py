@@ -90,7 +90,9 @@ def generate(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads a rank on the CPU.")] = None,
-    option: Annotated[list[str] | None, typer.Option(metavar="KIND.KEY=VALUE", help="Set a plugin's option.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KIND.KEY=VALUE", help="Set a plugin's option.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file with any settings.")] = None,
 ) -> None:
     """Complete the prompts of a file, without a server.

@@ -118,6 +118,8 @@ def test_parts_cover_what_is_seen_once(seed: int) -> None:
         FIELDS=FIELDS,
     )
     rows = parts[: used.item(), :6].tolist()
+    blocks = [-(-(part[3] - part[2]) // 16) for part in rows if parts[part[4], 2] == part[2]]
+    assert blocks == sorted(blocks, reverse=True)
     assert (parts[used.item() :] == -7).all()
     for member in members:
         first = next(i for i, part in enumerate(rows) if part[0] == 3 * member)
@@ -154,9 +156,15 @@ def test_rows_hold_every_group() -> None:
     assert choose_tiles(2, 128, 90, group=3).few.rows == 16
 
 
-def test_many_sequences_have_programs_of_their_own_size() -> None:
-    attention = in_small_tiles(SHAPE)
-    attention._many = 5
-    for count, block in ((4, 16), (5, 32)):
-        check(attention, AttentionCase.random(SHAPE, [(1, 1 + 25 * i) for i in range(count)]))
-        assert attention._decode_tile().block == block
+@pytest.mark.parametrize(("count", "block"), [(8, 16), (9, 32), (12, 32), (13, 16), (28, 32), (29, 32)])
+def test_programs_have_the_size_that_wastes_no_round(count: int, block: int) -> None:
+    shape = msgspec.structs.replace(SHAPE, max_running=40)
+    attention = in_small_tiles(shape)
+    check(attention, AttentionCase.random(shape, [(1, 1 + 5 * i) for i in range(count)]))
+    assert attention._decode_tile().block == block
+
+
+def test_a_size_that_the_largest_batch_does_not_have_is_not_used() -> None:
+    attention = in_small_tiles(msgspec.structs.replace(SHAPE, max_running=16))
+    attention.plan(AttentionCase.random(SHAPE, [(1, 5)] * 12).batch)
+    assert attention._decode_tile().block == 16

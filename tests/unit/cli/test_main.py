@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from typer.models import OptionInfo
 
 from tpserve.cli.main import COMMANDS
 
@@ -28,6 +30,16 @@ def test_help_lists_every_command_with_its_summary(run_cli: Any) -> None:
 @pytest.mark.parametrize("command", [["launch"], ["generate"], ["bench", "transport"]])
 def test_the_usage_has_no_brackets_in_brackets(run_cli: Any, command: list[str]) -> None:
     assert "[[" not in run_cli(*command, "--help").stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_that_may_be_repeated_have_names_of_their_own(name: str) -> None:
+    """Some versions of typer would call them by their metavar."""
+    for command in importlib.import_module(f"tpserve.cli.{name}").app.registered_commands:
+        for hint in get_type_hints(command.callback, include_extras=True).values():
+            options = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, OptionInfo)]
+            # In an annotation, what stands in the place of the default is the first name.
+            assert all(each.default is not ... for each in options if "list[" in str(hint.__origin__))
 
 
 def test_help_loads_no_heavy_library() -> None:

@@ -29,7 +29,7 @@ def offline(
         typer.Option(metavar="MODEL", help="A folder, a .gguf file or a hub id.", show_default="the embedded model"),
     ] = "",
     shape: Annotated[
-        Literal["qwen3-0.6b", "llama-3.1-8b"] | None,
+        Literal["qwen3-0.6b", "llama-3.1-8b", "qwen3-32b"] | None,
         typer.Option(help="Instead of a model: its shape, with dummy weights.", show_default=False),
     ] = None,
     workload: Annotated[

@@ -31,7 +31,7 @@ def transport(
         typer.Option("--a", metavar="ARM", help="The baseline: zmq, transport=zmq,sync=gloo, or ancestor."),
     ] = None,
     b: Annotated[str | None, typer.Option("--b", metavar="ARM", help="What is held against it.")] = None,
-    arm: Annotated[list[str] | None, typer.Option(metavar="ARM", help="One more; may be repeated.")] = None,
+    arm: Annotated[list[str] | None, typer.Option("--arm", metavar="ARM", help="One more; may be repeated.")] = None,
     matrix: Annotated[
         str | None,
         typer.Option(metavar="AXIS", help="Every combination: --matrix transport=zmq,nng sync=gloo,inband,shm."),

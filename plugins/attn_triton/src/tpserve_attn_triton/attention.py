@@ -19,7 +19,7 @@ _PROGRAMS = 2
 """Programs of the decode kernel that a multiprocessor holds, about: no part is longer than the share of one of them."""
 
 _MANY = 8
-"""Programs of the decode kernel for each multiprocessor that are many."""
+"""Rounds of one program of the decode kernel on each multiprocessor that are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class TritonAttention(Attention):
             self._scale *= 2 / shape.soft_cap
         # Programs that find no part end at once.
         self._spare = -(-_PROGRAMS * processors // shape.kv_heads)
-        self._many = -(-_MANY * processors // shape.kv_heads)
+        self._processors = processors
         parts = shape.max_running + self._spare
         self._parts = torch.empty(parts, FIELDS, dtype=torch.int32, device=device)
         self._used = torch.zeros(1, dtype=torch.int32, device=device)
@@ -69,6 +69,8 @@ class TritonAttention(Attention):
         self._scores = torch.empty(parts, shape.q_heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(parts, shape.kv_heads, dtype=torch.int32, device=device)
         self._everyone = torch.arange(shape.max_running, dtype=torch.int32, device=device)
+        self._overlap = sm >= 90
+        self._is_cut_anew = True
         self._plan: _Plan
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -100,6 +102,7 @@ class TritonAttention(Attention):
                 FIELDS=FIELDS,
                 num_warps=4,
             )
+            self._is_cut_anew = True
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attend."""
@@ -114,7 +117,18 @@ class TritonAttention(Attention):
         return out
 
     def _decode_tile(self) -> Tile:
-        return self._tiles.many if self._plan.singles >= self._many else self._tiles.few
+        # Of a size that the largest batch does not have, nothing would be compiled before the first request.
+        many = self._is_better_alone(self._plan.singles) and self._is_better_alone(self.shape.max_running)
+        return self._tiles.many if many else self._tiles.few
+
+    def _is_better_alone(self, sequences: int) -> bool:
+        """Whether programs should have a multiprocessor each, not share it by two.
+
+        In pairs they read a little faster, but where an odd number of rounds would do, the last round of pairs is half
+        empty.
+        """
+        rounds = -(-sequences * self.shape.kv_heads // self._processors)
+        return rounds >= _MANY or (rounds > _PROGRAMS and rounds % 2 == 1)
 
     def _run_blocks(
         self, blocks: torch.Tensor, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
@@ -178,9 +192,12 @@ class TritonAttention(Attention):
             CAPPED=shape.soft_cap > 0,
             WIDE=not query.is_cuda,
             FIELDS=FIELDS,
+            OVERLAP=self._overlap,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **({"launch_pdl": True} if self._overlap and not self._is_cut_anew else {}),
         )
+        self._is_cut_anew = False
 
 
 def _query_blocks(batch: AttentionBatch, most: int) -> list[tuple[int, int, int, int]]:

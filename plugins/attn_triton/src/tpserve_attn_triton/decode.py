@@ -57,18 +57,20 @@ def cut(
     each = tl.arange(0, ROOM)
     there = each < count
     member = tl.load(members + each, mask=there, other=0)
-    row = tl.load(query_starts + member, mask=there, other=0)
-    slot = tl.load(slots + member, mask=there, other=0).to(tl.int32)
-    stop = tl.load(kv_lens + member, mask=there, other=0)
-    start = tl.where(window > 0, tl.maximum(stop - window, 0), 0)
+    start, stop = seen(kv_lens, member, there, window)
     blocks = tl.cdiv(stop - start, BLOCK)
     most = tl.maximum(tl.cdiv(tl.sum(blocks, 0), spare), 1)
+    # Long parts first: what begins last should not take longest.
+    length = tl.cdiv(blocks, tl.maximum(tl.cdiv(blocks, most), 1))
+    order = tl.sort(tl.where(there, length * ROOM + each, -1), descending=True) % ROOM
+    member = tl.load(members + order, mask=there, other=0)
+    start, stop = seen(kv_lens, member, there, window)
+    blocks = tl.cdiv(stop - start, BLOCK)
     pieces = tl.where(there, tl.maximum(tl.cdiv(blocks, most), 1), 0)
     size = tl.cdiv(blocks, tl.maximum(pieces, 1)) * BLOCK
-    # Long caches first: what begins last should not take longest.
-    several = tl.where(pieces > 1, pieces, 0)
-    one = pieces - several
-    first = tl.where(pieces > 1, tl.cumsum(several, 0) - several, tl.sum(several, 0) + tl.cumsum(one, 0) - one)
+    first = tl.cumsum(pieces, 0) - pieces
+    row = tl.load(query_starts + member, mask=there, other=0)
+    slot = tl.load(slots + member, mask=there, other=0).to(tl.int32)
     tl.store(used, tl.sum(pieces, 0))
     for piece in range(tl.max(pieces, 0)):
         has = piece < pieces
@@ -80,6 +82,13 @@ def cut(
         tl.store(where + 3, tl.minimum(begin + size, stop), mask=has)
         tl.store(where + 4, first, mask=has)
         tl.store(where + 5, pieces, mask=has)
+
+
+@triton.jit
+def seen(kv_lens, member, there, window):
+    """The first token that each sees, and the one after the last."""
+    stop = tl.load(kv_lens + member, mask=there, other=0)
+    return tl.where(window > 0, tl.maximum(stop - window, 0), 0), stop
 
 
 @triton.jit
@@ -110,6 +119,7 @@ def decode(
     CAPPED: tl.constexpr,
     WIDE: tl.constexpr,
     FIELDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Attend; a program for each part and KV head.
 
@@ -126,6 +136,8 @@ def decode(
         ROWS, COLUMNS: powers of two that hold ``GROUP`` and ``HEAD_DIM``, at least 16.
         BLOCK: tokens at a time.
         WIDE: whether to compute in float32, whatever the dtype.
+        OVERLAP: the kernel may be launched while the one before still runs (programmatic dependent launch), but not
+            while :func:`cut` does.
     """
     head, part = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
     if part >= tl.load(used):
@@ -140,6 +152,8 @@ def decode(
     heads = head * GROUP + rows
     alive = rows < GROUP
     inside = alive[:, None] & (columns < HEAD_DIM)[None, :]
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     q = tl.load(query + row * query_token + heads[:, None] * query_head + columns[None, :], mask=inside, other=0.0)
     if WIDE:
         q = q.to(tl.float32)
@@ -154,6 +168,9 @@ def decode(
         v = read_cells(v_cache, cells, keys < stop, HEAD_DIM, COLUMNS, WIDE)
         partly = position + BLOCK > stop
         best, total, acc = absorb(q, k, v, keys, last, 0, partly, best, total, acc, scale, cap, False, CAPPED)
+    if OVERLAP:
+        # No sooner: it would take room that the programs of this one need.
+        tl.extra.cuda.gdc_launch_dependents()
     mean = acc / tl.where(total == 0, 1.0, total)[:, None]
     result = out + (row * KV_HEADS * GROUP + heads[:, None]) * HEAD_DIM + columns[None, :]
 

@@ -53,21 +53,25 @@ class _Device:
     Attributes:
         processors: multiprocessors.
         overlap: a kernel may be launched while the one before still runs.
-        options: for launches then.
     """
 
     processors: int
     overlap: bool
-    options: dict[str, Any]
+
+    def options(self, *, after_ours: bool = True) -> dict[str, Any]:
+        """For a launch; ``after_ours`` that of a kernel which says when the next may be launched.
+
+        cuBLAS's do not, and who waits for one that way begins half a microsecond later than who does not.
+        """
+        return {"launch_pdl": True} if self.overlap and after_ours else {}
 
 
 @functools.cache
 def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
-        return _Device(4, False, {})
+        return _Device(4, False)
     properties = torch.cuda.get_device_properties(device)
-    overlap = properties.major >= 9
-    return _Device(properties.multi_processor_count, overlap, {"launch_pdl": True} if overlap else {})
+    return _Device(properties.multi_processor_count, properties.major >= 9)
 
 
 class TritonOps(Ops):
@@ -143,7 +147,7 @@ class TritonOps(Ops):
             NORMED=q_norm is not None,
             OVERLAP=device.overlap,
             num_warps=4,
-            **device.options,
+            **device.options(after_ours=tokens <= MOST_ROWS),
         )
         return q
 
@@ -181,7 +185,7 @@ class TritonOps(Ops):
             OVERLAP=device.overlap,
             NATIVE=logits.is_cuda,
             num_warps=4,
-            **device.options,
+            **device.options(after_ours=filtered or n == 1),
         )
         drawn = torch.empty(n, dtype=torch.int64, device=logits.device)
         settle[(n,)](
@@ -192,7 +196,7 @@ class TritonOps(Ops):
             ROOM=_power_of_two(blocks),
             OVERLAP=device.overlap,
             num_warps=1,
-            **device.options,
+            **device.options(),
         )
         return drawn
 
@@ -218,7 +222,7 @@ class TritonOps(Ops):
             ROWS=tiles.rows,
             OVERLAP=device.overlap,
             num_warps=8,
-            **device.options,
+            **device.options(after_ours=n == 1),
         )
         restrict[(n,)](
             logits,
@@ -236,7 +240,7 @@ class TritonOps(Ops):
             MOST=tiles.most,
             OVERLAP=device.overlap,
             num_warps=16,
-            **device.options,
+            **device.options(),
         )
         return thresholds
 
@@ -273,7 +277,7 @@ class _Product:
             "OVERLAP": device.overlap,
             "num_warps": block.warps,
             "num_stages": block.stages,
-            **device.options,
+            **device.options(),
         }
         grid = (-(-rows // block.rows),)
         if n > 1:
@@ -288,8 +292,8 @@ def _norm(
 ) -> torch.Tensor:
     device = _device(x.device)
     hidden = x.shape[-1]
-    columns = _power_of_two(hidden)
-    rms_norm[(x.numel() // hidden,)](
+    rows, columns = x.numel() // hidden, _power_of_two(hidden)
+    rms_norm[(rows,)](
         x,
         residual,
         weight,
@@ -300,7 +304,7 @@ def _norm(
         ADD=add,
         OVERLAP=device.overlap,
         num_warps=min(max(columns // 256, 1), 16),
-        **device.options,
+        **device.options(after_ours=rows <= MOST_ROWS),
     )
     return out
 
@@ -317,7 +321,7 @@ def _activate(gate_up: torch.Tensor) -> torch.Tensor:
         BLOCK=block,
         OVERLAP=device.overlap,
         num_warps=4,
-        **device.options,
+        **device.options(after_ours=n <= MOST_ROWS),
     )
     return out
 
