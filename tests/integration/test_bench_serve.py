@@ -165,7 +165,7 @@ def test_an_interruption_leaves_nothing(
             process.kill()
 
     if signum != signal.SIGKILL:
-        assert (process.returncode, said) == (130, b"interrupted: there are no figures\n")
+        assert (process.returncode, said) == (128 + signum, b"interrupted: there are no figures\n")
     assert psutil.wait_procs(servers, timeout=HANG)[1] == []
     assert run_dirs(runtime) == []
 

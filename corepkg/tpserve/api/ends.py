@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 
 from tpserve.api.errors import Closed
@@ -33,8 +34,9 @@ class Ends:
         return end
 
     def close(self) -> None:
-        """Close all ends, in the order in which they were made. May be called twice."""
+        """Close all ends, in the order in which they were made, whatever one of them raises. May be called twice."""
         self._closed = True
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
+        ends, self._ends = self._ends, []
+        with ExitStack() as stack:
+            for end in reversed(ends):
+                stack.callback(end.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import typer
 
 from tpserve.errors import ConfigError
 
-__all__ = ["check_output", "command_app", "print_json", "print_table"]
+__all__ = ["check_output", "command_app", "interrupted", "print_json", "print_table"]
 
 
 def command_app() -> typer.Typer:
@@ -35,6 +36,12 @@ def check_output(*paths: Path | None) -> None:
             raise ConfigError(f"{path} is a folder", "Name a file in it")
         if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
             raise ConfigError(f"{path} cannot be written")
+
+
+def interrupted(stop: KeyboardInterrupt) -> typer.Exit:
+    """Say that there are no figures; the exit code is 128 and the number of the signal, the argument of ``stop``."""
+    typer.echo("interrupted: there are no figures", err=True)
+    return typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
 
 
 def print_json(value: Any) -> None:

@@ -58,12 +58,19 @@ def allocate_caches(shape: AttentionShape, pages: int) -> list[LayerCache]:
     """A pool of zeros ``[layers, 2, pages, page_size, kv_heads, head_dim]`` as keys and values of each layer.
 
     On the CPU its memory is taken as pages are first used.
+
+    Raises:
+        LaunchError: there is not so much memory.
     """
     size = (shape.layers, 2, pages, shape.page_size, shape.kv_heads, shape.head_dim)
     dtype: torch.dtype = getattr(torch, shape.dtype)
-    if shape.device.startswith("cuda"):
-        pool = torch.zeros(size, dtype=dtype, device=shape.device)
-    else:
-        # torch.zeros would write, and so take, all of it now.
-        pool = torch.frombuffer(mmap.mmap(-1, pages * page_bytes(shape)), dtype=dtype).view(size)
+    try:
+        if shape.device.startswith("cuda"):
+            pool = torch.zeros(size, dtype=dtype, device=shape.device)
+        else:
+            # torch.zeros would write, and so take, all of it now.
+            pool = torch.frombuffer(mmap.mmap(-1, pages * page_bytes(shape)), dtype=dtype).view(size)
+    except (OSError, OverflowError, torch.OutOfMemoryError) as error:
+        wanted = f"a KV pool of {pages * shape.page_size:,} tokens, {pages * page_bytes(shape) / (1 << 30):,.1f} GiB"
+        raise LaunchError(f"no room for {wanted}, in the memory of {shape.device}", "Lower --kv-tokens") from error
     return [(layer[0], layer[1]) for layer in pool]

@@ -42,7 +42,8 @@ def main() -> None:
             return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(sys.argv[4:])
-    if _Server(link).run():
+    server = _Server(link)
+    if server.run():
         from tpserve.launch import child
 
         child.main()
@@ -82,6 +83,7 @@ class _Server:
             if self._link in ready:
                 order, descriptors = self._take()
                 if order is None:
+                    signal.set_wakeup_fd(-1)
                     return False
                 if isinstance(order, Signal):
                     self._signal(order)
@@ -127,7 +129,7 @@ class _Server:
                 self._report(Ended(number, os.waitstatus_to_exitcode(status)))
 
     def _report(self, report: Report) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter has gone, which the next read tells
+        with contextlib.suppress(ConnectionError):  # the starter has gone, which the next read tells
             self._link.send(msgspec.json.encode(report))
 
 

@@ -74,10 +74,12 @@ class Forked:
 
     Attributes:
         exit_code: None while it runs, or waits to be forked.
+        went_with_server: it was killed by the end of its server.
     """
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.exit_code: int | None = None
+        self.went_with_server = False
         self._server = server
         self._number = number
 
@@ -146,7 +148,7 @@ class ForkServer:
 
     def order(self, order: Order, descriptors: Sequence[int] = ()) -> None:
         """Tell the server what to do; one that has gone has taken its children along."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             socket.send_fds(self._socket, [msgspec.json.encode(order)], descriptors)
 
     def ended(self) -> list[Forked]:
@@ -156,7 +158,10 @@ class ForkServer:
             text = self._socket.recv(LARGEST)
         if not text:
             self.is_gone = True
-            return [self._end(number, -signal.SIGKILL) for number in list(self._children)]
+            lost = [self._end(number, -signal.SIGKILL) for number in list(self._children)]
+            for child in lost:
+                child.went_with_server = True
+            return lost
         report = _reports.decode(text)
         if isinstance(report, Ended):
             return [self._end(report.number, report.exit_code)]

@@ -57,6 +57,7 @@ class Child:
         name: as in its spec.
         exit_code: None while it runs; a negative signal number if a signal ended it.
         failure: its last word, if it has said one.
+        has_hung_up: nobody can report anything more.
         process: the process itself.
         status_fd: where its statuses arrive.
         exit_fd: readable when it has ended; None for one that was forked, of which the server tells.
@@ -66,6 +67,7 @@ class Child:
         self.name = start.spec.name
         self.exit_code: int | None = None
         self.failure: Failed | None = None
+        self.has_hung_up = False
         self.exit_fd: int | None = None
         open_descriptors()
         self.status_fd, status_end = os.pipe()
@@ -113,6 +115,7 @@ class Child:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.status_fd, 1 << 16):
                 self._rest += chunk
+            self.has_hung_up = True
         *lines, self._rest = self._rest.split(b"\n")
         statuses = [decode_status(text) for text in lines]
         self.failure = next((status for status in statuses if isinstance(status, Failed)), self.failure)
@@ -135,6 +138,8 @@ class Child:
         """Say how it ended: ``exit code 1``, ``signal SIGKILL``."""
         if self.exit_code is None:
             return "still running"
+        if isinstance(self.process, Forked) and self.process.went_with_server:
+            return "its fork server"
         if self.exit_code < 0:
             return f"signal {signal.Signals(-self.exit_code).name}"
         return f"exit code {self.exit_code}"
@@ -180,6 +185,7 @@ class Watch:
         self.children: list[Child] = []
         self._modules = modules
         self._server: ForkServer | None = None
+        self._silent: dict[Child, float] = {}  # forked children that have hung up, and when to look for no report more
         self._selector = selectors.DefaultSelector()
         self._happenings: deque[Happening] = deque()
 
@@ -195,11 +201,14 @@ class Watch:
     def next(self, deadline: float) -> Happening | None:
         """Wait for the next happening, or until ``deadline`` on the monotonic clock: then None."""
         while not self._happenings:
-            remaining = deadline - time.monotonic()
-            ready = self._selector.select(None if math.isinf(remaining) else max(remaining, 0.0))
+            wake = min(deadline, *self._silent.values(), math.inf)
+            ready = self._selector.select(None if math.isinf(wake) else max(wake - time.monotonic(), 0.0))
             for key, _ in ready:
                 self._happenings.extend(self._read(key))
-            if not ready and remaining <= 0:
+            now = time.monotonic()
+            if self._server and any(due <= now for due in self._silent.values()):
+                self._happenings.extend(self._kill_server(self._server))
+            elif not self._happenings and now >= deadline:
                 return None
         return self._happenings.popleft()
 
@@ -221,6 +230,8 @@ class Watch:
                 if happening is None or (signals and signum is signal.SIGTERM):
                     break
         self._happenings.extendleft(reversed(signals))
+        if self._server and any(child.exit_code is None for child in children if isinstance(child.process, Forked)):
+            self._kill_server(self._server)  # it does not do what it was told
 
     @contextmanager
     def signals(self, *signums: signal.Signals) -> Iterator[None]:
@@ -262,7 +273,14 @@ class Watch:
             return self._read_server(source)
         if source.exit_code is not None:
             return []
-        return self._bury(source) if key.fd == source.exit_fd else [Said(source, said) for said in source.statuses()]
+        if key.fd == source.exit_fd:
+            return self._bury(source)
+        said: list[Happening] = [Said(source, status) for status in source.statuses()]
+        if source.has_hung_up:
+            self._selector.unregister(source.status_fd)
+            if source.exit_fd is None:
+                self._silent[source] = time.monotonic() + KILL_SECONDS
+        return said
 
     def _read_server(self, server: ForkServer) -> list[Happening]:
         ended = [child for process in server.ended() for child in self.children if child.process is process]
@@ -271,6 +289,14 @@ class Watch:
             for child in ended:
                 child.await_hangup(KILL_SECONDS)
         return [happening for child in ended for happening in self._bury(child)]
+
+    def _kill_server(self, server: ForkServer) -> list[Happening]:
+        """Kill it with its children; their ends."""
+        server.kill()
+        happenings: list[Happening] = []
+        while self._server is server:
+            happenings += self._read_server(server)
+        return happenings
 
     def _dismiss_server(self) -> None:
         if self._server is not None:
@@ -281,7 +307,9 @@ class Watch:
     def _bury(self, child: Child) -> list[Happening]:
         """What a child that has ended said before."""
         said: list[Happening] = [Said(child, status) for status in child.statuses()]
-        self._selector.unregister(child.status_fd)
+        self._silent.pop(child, None)
+        if child.status_fd in self._selector.get_map():
+            self._selector.unregister(child.status_fd)
         if child.exit_fd is not None:
             self._selector.unregister(child.exit_fd)
         self.children.remove(child)

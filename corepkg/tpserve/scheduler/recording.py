@@ -183,7 +183,10 @@ class Recording:
             self._file = path.open("rb")
         except OSError as error:
             raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
-        if self._file.read(len(MAGIC)) != MAGIC:
+        magic = self._file.read(len(MAGIC))
+        if magic != MAGIC and magic[:-1] == MAGIC[:-1]:
+            raise RecordingError(f"{path} is a recording of another version", "Replay it with the one that wrote it")
+        if magic != MAGIC:
             raise RecordingError(f"{path} is no recording", "tpserve launch --record FILE writes one")
         header = self._read(Header)
         if header is None:
@@ -199,6 +202,8 @@ class Recording:
         with self._file:
             while (found := self._read(RecordedRound)) is not None:
                 yield found
+            if not self.is_cut_off and self._file.read(1):
+                raise RecordingError(f"{self._path} goes on behind its end", "Give each recording a file of its own")
         if self._records == 1:
             raise RecordingError(f"{self._path} ends before the first round is whole", "There is nothing to replay")
 

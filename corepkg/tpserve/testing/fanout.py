@@ -132,6 +132,15 @@ class FanoutContract(LinkContract):
             with pytest.raises(TransportError):
                 task.result()
 
+    def test_a_second_of_the_same_number_that_comes_late_is_refused(self, lab: Lab, fanout: None) -> None:
+        """And the first hears nothing of it."""
+        address = lab.address()
+        leader, follower = fan_out(lab, 1, address)
+        with pytest.raises(TransportError), lab.transport().fanout_receiver(address, 0, 1) as again:
+            again.connect(time.monotonic() + 0.3)
+        leader.send_many([numbered(0)], soon())
+        assert [number_of(frame) for frame in follower.recv_many(1, soon())] == [0]
+
     def test_a_missing_leader_is_an_error_at_the_follower(self, lab: Lab, fanout: None) -> None:
         """At the deadline."""
         with missed(0.2) as deadline:

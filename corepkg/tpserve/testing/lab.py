@@ -73,8 +73,11 @@ class Task(Generic[Result]):
         self._thread.start()
 
     def result(self, patience: float | None = None) -> Result:
-        """What the function returned, or raise what it raised, within so many seconds (None: PATIENCE)."""
-        self._thread.join(PATIENCE if patience is None else patience)
+        """What the function returned, or raise what it raised, within so many seconds.
+
+        None: a little more than PATIENCE, so that a call that ends at its deadline says what it waited for.
+        """
+        self._thread.join(PATIENCE + SLACK if patience is None else patience)
         assert not self._thread.is_alive(), "a call hangs"
         for error in self._error:
             raise error

@@ -2,7 +2,7 @@
 
 The kernel takes the lock away when a process ends, so that the file of a leader that was killed is told from a living
 one's. It says by its first line that it is such a file, so that nobody else's is taken for one; in the second, where
-the leader's group meets; in each that follows, which follower has come.
+the leader's group meets; in each that follows, which follower has come, and a name that tells it from its doubles.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Claim:
 
     def came(self) -> int:
         """How many followers have come."""
-        return len(set(os.pread(self._descriptor, LONGEST, 0).splitlines()[2:]))
+        return len(_names(os.pread(self._descriptor, LONGEST, 0)))
 
     def close(self) -> None:
         """Remove the file, and with it the lock."""
@@ -58,23 +58,36 @@ class Claim:
         os.close(self._descriptor)
 
 
-def join_leader(path: Path, follower: int) -> Path | None:
+def join_leader(path: Path, follower: int, name: bytes) -> Path | None:
     """Tell the leader at an address that a follower has come; where the group meets, or None: there is no leader yet.
 
+    Args:
+        path: the address.
+        follower: its number.
+        name: nobody else's.
+
     Raises:
-        TransportError: something that is no leader's is there.
+        TransportError: something that is no leader's is there, or another follower of this number has come before.
     """
     try:
         with _opened(path) as descriptor:
             meeting = _meeting(path, descriptor)
             if _lock(descriptor, fcntl.LOCK_SH):
                 return None
-            os.write(descriptor, b"%d\n" % follower)
+            os.write(descriptor, b"%d %s\n" % (follower, name))
+            if _names(os.pread(descriptor, LONGEST, 0))[b"%d" % follower] != name:
+                raise TransportError(f"ipc://{path} has a follower {follower} already")
             return meeting
     except FileNotFoundError:
         return None
     except OSError as error:
         raise TransportError(f"cannot follow at {path}: {error}") from error
+
+
+def _names(content: bytes) -> dict[bytes, bytes]:
+    """Who has come first as which follower."""
+    came = [line.split(b" ") for line in content.splitlines()[2:]]
+    return dict(reversed(came))
 
 
 def _remove_stale(path: Path) -> None:
@@ -101,7 +114,7 @@ def _meeting(path: Path, descriptor: int) -> Path:
     """Where the group meets, if this is a leader's file."""
     magic, _, rest = os.read(descriptor, LONGEST).partition(b"\n")
     name = os.fsdecode(rest.partition(b"\n")[0])
-    if magic != MAGIC or not name.startswith(f"{path.name}."):
+    if magic != MAGIC or not name.startswith(f"{path.name}.") or not {"/", "\0"}.isdisjoint(name):
         raise TransportError(f"cannot use ipc://{path}: there is a file that is no leader's")
     return path.with_name(name)
 

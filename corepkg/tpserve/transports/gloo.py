@@ -11,6 +11,7 @@ later call takes it up. What ends them is :func:`_leave`.
 from __future__ import annotations
 
 import math
+import os
 import struct
 import time
 from collections import deque
@@ -193,6 +194,7 @@ class _Receiver(FanoutReceiver):
         self._path = path
         self._follower = follower
         self._followers = followers
+        self._name = os.urandom(8).hex().encode()
         self._group: Any = None
         self._frames: deque[bytes] = deque()
         self._header: _Broadcast | None = None
@@ -201,7 +203,7 @@ class _Receiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         self._check_open()
-        while (meeting := join_leader(self._path, self._follower)) is None:
+        while (meeting := join_leader(self._path, self._follower, self._name)) is None:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._path}")
             time.sleep(ATTEMPTS)

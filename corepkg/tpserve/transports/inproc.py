@@ -106,6 +106,15 @@ class _Queue:
                 setattr(self, name, value)
             self._changed.notify_all()
 
+    def claim_reader(self) -> bool:
+        """Become the reading end, unless there is one."""
+        with self._changed:
+            if self.has_reader:
+                return False
+            self.has_reader = True
+            self._changed.notify_all()
+            return True
+
     def await_reader(self, late: str, deadline: float, is_closed: Callable[[], bool]) -> None:
         """Wait for the reading end."""
         with self._changed:
@@ -220,12 +229,13 @@ class _FanoutSender(FanoutSender):
 class _FanoutReceiver(FanoutReceiver):
     def __init__(self, queue: _Queue) -> None:
         self._queue = queue
+        self._is_reader = False
         self._closed = False
 
     def connect(self, deadline: float) -> None:
-        if self._queue.has_reader:
+        self._is_reader = self._is_reader or self._queue.claim_reader()
+        if not self._is_reader:
             raise TransportError(f"{self._queue.name} has a follower already")
-        self._queue.change(has_reader=True)
         self._queue.await_writer(f"no leader answered at {self._queue.name}", deadline, self._is_closed)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
@@ -235,7 +245,8 @@ class _FanoutReceiver(FanoutReceiver):
 
     def close(self) -> None:
         self._closed = True
-        self._queue.change(reader_left=True)
+        # One that was refused leaves the link to whom it belongs to, and still wakes a call of its own.
+        self._queue.change(reader_left=self._is_reader or self._queue.reader_left)
 
     def _is_closed(self) -> bool:
         return self._closed
@@ -243,11 +254,10 @@ class _FanoutReceiver(FanoutReceiver):
 
 class _PipeReceiver(PipeReceiver):
     def __init__(self, queue: _Queue) -> None:
-        if queue.has_reader:
+        if not queue.claim_reader():
             raise TransportError(f"{queue.name} has a receiver already")
         self._queue = queue
         self._closed = False
-        queue.change(has_reader=True)
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         return self._queue.take_some(max_frames, max_bytes, deadline, self._is_closed)

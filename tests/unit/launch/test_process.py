@@ -267,7 +267,7 @@ def test_children_end_with_their_server_and_the_next_gets_another(watch: Watch, 
     processes = psutil.Process().children(recursive=True)
     server(children=2).kill()
     assert [watch.next(time.monotonic() + HANG) for _ in children] == [Exited(child) for child in children]
-    assert [child.describe_exit() for child in children] == ["signal SIGKILL"] * 2
+    assert [child.describe_exit() for child in children] == ["its fork server"] * 2
     assert psutil.wait_procs(processes, HANG)[1] == []
     child = watch.start(make("echo"))
     assert watch.next(time.monotonic() + HANG) == Said(child, Ready())
@@ -279,8 +279,31 @@ def test_a_child_that_is_still_to_be_forked_can_be_ended(make: Any, tmp_path: Pa
     watch = Watch(modules=["slow_to_import"])
     child = watch.start(make("wait"))
     watch.end([child], grace=HANG)
-    assert child.describe_exit() == "signal SIGKILL"
+    assert child.describe_exit() == "its fork server"
     watch.close()
+
+
+@pytest.mark.parametrize("is_forked", [True], indirect=True)
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_children_of_a_stopped_server_can_be_ended(
+    watch: Watch, make: Any, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    monkeypatch.setattr("tpserve.launch.process.KILL_SECONDS", 0.3)
+    child = watch.start(make("wait"))
+    await_ready(watch, [child])
+    stopped = server(children=1)
+    (process,) = stopped.children()
+    stopped.suspend()
+    if is_killed:
+        process.kill()
+        assert watch.next(time.monotonic() + 0.01) is None  # a deadline is kept all the same
+        assert watch.next(time.monotonic() + HANG) == Exited(child)
+    else:
+        watch.end([child], grace=0.0)
+    assert (child.exit_code, child.describe_exit()) == (-signal.SIGKILL, "its fork server")
+    assert psutil.wait_procs([process, stopped], HANG)[1] == []
+    child = watch.start(make("wait"))
+    await_ready(watch, [child])
 
 
 def test_what_is_imported_before_the_fork_starts_no_thread() -> None:

@@ -196,6 +196,14 @@ def test_a_recording_that_is_cut_off_is_read_to_its_last_whole_round(path):
     assert set(outcomes_of_flips(path, range(last, len(content) - END - 2))) == {None, (3, True)}
 
 
+@pytest.mark.parametrize("more", [lambda content: b"x", lambda content: content, lambda content: content[-END:]])
+def test_nothing_comes_behind_the_end(path, more):
+    record(path)
+    path.write_bytes(path.read_bytes() + more(path.read_bytes()))
+    with pytest.raises(RecordingError, match="goes on behind its end"):
+        replay(Recording(path), FCFS)
+
+
 def test_rounds_behind_the_end_are_a_difference(path):
     log = record(path)
     end = log.latest[0] + 1
@@ -212,7 +220,7 @@ def test_rounds_behind_the_end_are_a_difference(path):
     [
         (lambda content: content[:-10] + b"\xff" + content[-9:], "record [0-9]+ is damaged"),
         (lambda content: b"", "is no recording"),
-        (lambda content: b"TPSVREC0" + content[8:], "is no recording"),
+        (lambda content: b"TPSVREC0" + content[8:], "is a recording of another version"),
         (lambda content: content[:40], "ends in its first record"),
         (lambda content: content[: first_record(content)], "ends before the first round is whole"),
         (lambda content: content[: first_record(content) + 30], "ends before the first round is whole"),

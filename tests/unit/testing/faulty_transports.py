@@ -13,6 +13,7 @@ from tpserve.api import (
     PipeReceiver,
     PipeSender,
     TransportCapabilities,
+    TransportError,
     TransportSpec,
     UnsupportedByPlugin,
 )
@@ -355,6 +356,36 @@ class Usurping(Sound):
     def forget(self, name):
         if self._queue(name).has_leader or self._queue(name).has_reader:
             del self._queues[name]
+
+
+class Hospitable(Sound):
+    """Lets everybody in who says the number of a follower."""
+
+    def fanout_receiver(self, address, follower, followers):
+        end = super().fanout_receiver(address, follower, followers)
+        connect = end.connect
+
+        def welcome(deadline):
+            with suppress(TransportError):
+                connect(deadline)
+
+        end.connect = welcome
+        return end
+
+
+class Touchy(Sound):
+    """Takes the end of somebody it refused for that of a follower."""
+
+    def fanout_receiver(self, address, follower, followers):
+        end = super().fanout_receiver(address, follower, followers)
+        close = end.close
+
+        def leave():
+            close()
+            end._queue.change(reader_left=True)
+
+        end.close = leave
+        return end
 
 
 class Undying(Sound):

@@ -39,6 +39,8 @@ BETWEEN = Path(__file__).with_name("faulty_zmq.py")
         ("Usurping", "test_an_address_that_a_receiver_has_is_an_error[ipc]"),
         ("SeldomLosing", "test_many_small_frames_arrive_once_and_in_order"),
         ("SeldomLosing", "test_many_small_frames_arrive_by_a_pipe"),
+        ("Hospitable", "test_a_second_of_the_same_number_that_comes_late_is_refused"),
+        ("Touchy", "test_a_second_of_the_same_number_that_comes_late_is_refused"),
         ("Undying", "test_a_closed_transport_makes_no_ends"),
         ("Trampling", "test_somebody_elses_file_at_an_address_stays"),
         ("Wrapping", "test_each_follower_is_one_of_them"),

@@ -18,14 +18,16 @@ def open_files() -> int:
 
 def test_followers_find_where_a_living_leader_meets_them(tmp_path: Path) -> None:
     path = tmp_path / "link"
-    assert join_leader(path, 0) is None
+    assert join_leader(path, 0, b"a") is None
 
     claim = Claim(path)
 
-    assert [join_leader(path, follower) for follower in (0, 1, 1)] == [claim.meeting] * 3
+    assert [join_leader(path, *who) for who in ((0, b"a"), (1, b"b"), (1, b"b"))] == [claim.meeting] * 3
     assert claim.came() == 2
+    with pytest.raises(TransportError, match="has a follower 1 already"):
+        join_leader(path, 1, b"c")
     claim.close()
-    assert join_leader(path, 0) is None
+    assert join_leader(path, 0, b"a") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -35,7 +37,7 @@ def test_one_living_leader_is_enough(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="has a leader already"):
         Claim(tmp_path / "link")
 
-    assert join_leader(tmp_path / "link", 0) == claim.meeting
+    assert join_leader(tmp_path / "link", 0, b"a") == claim.meeting
     claim.close()
 
 
@@ -45,7 +47,7 @@ def test_what_a_killed_leader_left_is_no_leader_and_goes(tmp_path: Path) -> None
     killed.meeting.touch()
     os.close(killed._descriptor)
 
-    assert join_leader(path, 0) is None
+    assert join_leader(path, 0, b"a") is None
     claim = Claim(path)
 
     assert claim.meeting != killed.meeting
@@ -76,13 +78,19 @@ def test_of_many_in_the_same_instant_one_leads(tmp_path: Path) -> None:
         claim.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"notes\n", b"tpserve gloo fan-out 1\n../notes\n"])
+LEADERS = b"tpserve gloo fan-out 1\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"notes\n", LEADERS + b"../notes\n", LEADERS + b"link./notes\n", LEADERS + b"link.\0\n"],
+)
 def test_somebody_elses_file_stays(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "link"
     path.write_bytes(content)
     before = open_files()
 
-    for use in (lambda: Claim(path), lambda: join_leader(path, 0)):
+    for use in (lambda: Claim(path), lambda: join_leader(path, 0, b"a")):
         with pytest.raises(TransportError, match="no leader's"):
             use()
 

@@ -105,7 +105,7 @@ def measure(plan: Plan, progress: Progress) -> Measurement:
     """Run everything. No process or file is left, whatever way it ends.
 
     Raises:
-        KeyboardInterrupt: a signal came.
+        KeyboardInterrupt: a signal came, which is its argument.
         ConfigError: ``cpu_affinity`` is not understood.
     """
     found = Measurement([], [])
@@ -179,7 +179,7 @@ def _await_end(watch: Watch) -> None:
     deadline = math.inf
     while watch.children and (happening := watch.next(deadline)) is not None:
         if isinstance(happening, Signalled):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(happening.signum)
         trouble = None if _left_in_order(happening) else trouble_of(happening)
         if trouble is not None:
             troubles.append(trouble)

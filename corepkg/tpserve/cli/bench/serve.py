@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output
+from tpserve.cli.common import check_output, interrupted
 from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-INTERRUPTED = 130
 BLOCKS = 6
 
 
@@ -162,17 +161,20 @@ def _measure(plan: Plan) -> list[Run]:
     from tpserve.bench.serve.measure import measure
 
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    terminate = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    terminate = signal.signal(signal.SIGTERM, _stop)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms) * len(plan.rates))
         try:
             return measure(plan, lambda arm: bar.update(task, advance=1, description=arm))
-        except KeyboardInterrupt:
-            typer.echo("interrupted: there are no figures", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as stop:
+            raise interrupted(stop) from None
         finally:
             signal.signal(signal.SIGTERM, terminate)
             signal.signal(signal.SIGINT, interrupt)
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(signum)
 
 
 def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:

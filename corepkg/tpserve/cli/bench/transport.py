@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output
+from tpserve.cli.common import check_output, interrupted
 from tpserve.errors import ConfigError
 from tpserve.settings import load_settings
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["transport"]
 
-INTERRUPTED = 130
 RATE = 1000.0
 
 
@@ -133,9 +132,8 @@ def _measure(plan: Plan) -> Measurement:
         task = bar.add_task("measuring", total=plan.blocks * len(plan.arms))
         try:
             return measure(plan, lambda arm: bar.update(task, advance=1, description=arm))
-        except KeyboardInterrupt:
-            typer.echo("interrupted: there are no figures", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            raise interrupted(interrupt) from None
 
 
 def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:

@@ -75,11 +75,15 @@ class ZmqFanoutSender(FanoutSender):
         while not self._window.has_room(batch):
             parts = self._router.receive(deadline)
             if parts is not None:
-                self._window.returned(self._followers.get(parts[0]), read_mark(b"".join(parts[1:])))
+                self._take_mark(*parts)
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
             else:
                 self._ask()
+
+    def _take_mark(self, name: bytes, *parts: bytes) -> None:
+        if name in self._followers:  # a stranger may have come late
+            self._window.returned(self._followers[name], read_mark(b"".join(parts)))
 
     def _ask(self) -> None:
         """Send a packet without frames, for its mark; and to see that all followers are still there."""
