@@ -1,4 +1,4 @@
-"""Without a CUDA device each module here is one skipped test: over a thousand take CI ten seconds to say the same."""
+"""Without a CUDA device each module here is one skipped test, where a thousand would say the same."""
 
 from __future__ import annotations
 

@@ -184,10 +184,10 @@ class Recording:
         except OSError as error:
             raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
         magic = self._file.read(len(MAGIC))
-        if magic != MAGIC and magic[:-1] == MAGIC[:-1]:
-            raise RecordingError(f"{path} is a recording of another version", "Replay it with the one that wrote it")
-        if magic != MAGIC:
+        if magic[:-1] != MAGIC[:-1]:
             raise RecordingError(f"{path} is no recording", "tpserve launch --record FILE writes one")
+        if magic != MAGIC:
+            raise RecordingError(f"{path} is a recording of another version", "Replay it with the one that wrote it")
         header = self._read(Header)
         if header is None:
             raise RecordingError(f"{path} ends in its first record")

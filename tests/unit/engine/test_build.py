@@ -174,3 +174,11 @@ def test_bfloat16_stays_close_to_float32(name: str, small_model: Any, on_ranks: 
     exact, coarse = first_logits("float32"), first_logits("bfloat16")
     assert coarse.dtype == torch.bfloat16
     assert torch.cosine_similarity(exact, coarse.float(), dim=1).min() > 0.99
+
+
+@pytest.mark.parametrize("pages", [1 << 40, 1 << 60])
+def test_a_pool_that_does_not_fit_is_told(pages: int) -> None:
+    with pytest.raises(
+        LaunchError, match=r"no room for a KV pool of [0-9,]+ tokens, [0-9,.]+ GiB, in the memory of cpu"
+    ):
+        allocate_caches(SHAPE, pages)
