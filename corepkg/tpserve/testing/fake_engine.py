@@ -207,8 +207,13 @@ def _extend(digests: list[int], tokens: Tokens[int]) -> None:
 
 def _draw(digest: int, position: int, params: SlotParams, vocab_size: int) -> int:
     if params.temperature:
-        digest = _mix(_mix(digest, params.seed), position)
+        digest = _mix(_mix(_mix(digest, params.seed), position), _filters(params))
     return (digest >> 20) % vocab_size
+
+
+def _filters(params: SlotParams) -> int:
+    """A number that another ``top_k``, ``top_p`` or ``min_p`` would change."""
+    return params.top_k * 1_000_003 + int(params.top_p * 997) * 1_009 + int(params.min_p * 997)
 
 
 def _mix(digest: int, value: int) -> int:

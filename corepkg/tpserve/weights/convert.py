@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,13 @@ def _end_with_parent() -> None:
 
 def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # all that is needed is in the file
+    import gguf
     import torch
     import transformers
 
+    # transformers asks for the same again and again, the whole file parsed among it: three times as much work as once.
+    for slow in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, slow, cache(getattr(gguf, slow)))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
     _say(f"storing the weights as {dtype}")

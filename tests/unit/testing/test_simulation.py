@@ -13,7 +13,8 @@ from tpserve.testing.sim.__main__ import main
 SEEDS = 160
 MET = {
     *("abort: waiting", "abort: under way", "abort: mid-prompt", "abort: decoding", "abort: before or after"),
-    *("evictions", "retraction", "cached tokens", "another generation", "noticed: stop", "noticed: decision"),
+    *("evictions", "retraction", "cached tokens", "another generation", "noticed: stop"),
+    *("noticed: plan", "noticed: pages", "noticed: retraction"),
 }
 """What the seeds must hold to be worth anything, and faults of most kinds besides."""
 

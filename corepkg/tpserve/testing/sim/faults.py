@@ -10,12 +10,15 @@ import msgspec
 
 from tpserve.api import Announcement, Plan, Policy, QueueView, RunningRequest
 
-__all__ = ["Deviant", "Fault", "Meddler", "Stopper", "Striker", "corrupt_announcement", "corrupt_frame"]
+__all__ = [
+    *("Deviant", "Fault", "Meddler", "PageSwapper", "Retractor", "Stopper", "Striker"),
+    *("corrupt_announcement", "corrupt_frame"),
+]
 
 T = TypeVar("T")
 
 Way = Literal["lost", "duplicated", "corrupted", "reordered"]
-Place = Literal["intake", "frame", "announcement", "stop", "decision"]
+Place = Literal["intake", "frame", "announcement", "stop", "plan", "pages", "retraction"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +26,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         where: ``intake``: a frame from a tokenizer; ``frame``, ``announcement``: one from the leader to a follower;
-            ``stop``: a rank does nothing more; ``decision``: a follower decides otherwise.
+            ``stop``: a rank does nothing more; ``plan``: a follower leaves a prompt out; ``pages``: it gives others;
+            ``retraction``: it takes pages from another request.
         way: what happens to a frame or an announcement.
         rank: whose; 0 for ``intake``.
         after: so many frames, announcements or rounds pass before.
@@ -52,7 +56,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What happens to what."""
-        return self.where if self.where in {"stop", "decision"} else f"{self.where} {self.way}"
+        return f"{self.where} {self.way}" if self.where in {"intake", "frame", "announcement"} else self.where
 
     def may_stop(self, rank: int) -> bool:
         """Whether this rank may be the first to notice."""
@@ -134,8 +138,27 @@ class Stopper:
         return is_now
 
 
+class PageSwapper:
+    """Has a rank give two pages in another order.
+
+    Attributes:
+        has_struck: the two have changed places.
+    """
+
+    def __init__(self, rank: int, after: int) -> None:
+        self.has_struck = False
+        self._rank = rank
+        self._after = after
+
+    def look(self, rank: int, rounds: int, free: list[int]) -> None:
+        """Swap the two pages that a rank would give next, once it has them."""
+        if not self.has_struck and rank == self._rank and rounds > self._after and len(free) > 1:
+            free[-2:] = free[:-3:-1]
+            self.has_struck = True
+
+
 class Deviant(Policy):
-    """Decides as another policy does, but for one round.
+    """Decides as another policy does, but leaves a prompt out in one round.
 
     Attributes:
         has_struck: it has happened.
@@ -159,3 +182,29 @@ class Deviant(Policy):
     def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
         """The other's."""
         return self._policy.retraction_order(request)
+
+
+class Retractor(Policy):
+    """Plans as another policy does, but from some round on takes pages from whom the other would spare longest.
+
+    Attributes:
+        has_struck: it has been asked since.
+    """
+
+    def __init__(self, policy: Policy, after: int) -> None:
+        super().__init__(policy.options)
+        self.has_struck = False
+        self._policy = policy
+        self._after = after
+        self._is_due = False
+
+    def plan(self, view: QueueView) -> Plan:
+        """The other's."""
+        self._is_due = view.round >= self._after
+        return self._policy.plan(view)
+
+    def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
+        """The other's, or what is opposite to it."""
+        order = self._policy.retraction_order(request)
+        self.has_struck |= self._is_due
+        return tuple(-each for each in order) if self._is_due else order

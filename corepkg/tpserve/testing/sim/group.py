@@ -12,7 +12,17 @@ from tpserve.scheduler.round import FollowerSource, LeaderSource, RoundSource
 from tpserve.scheduler.scheduler import Scheduler
 from tpserve.testing.fake_engine import FakeEngine
 from tpserve.testing.sim.clients import Clients, Failure
-from tpserve.testing.sim.faults import Deviant, Fault, Meddler, Stopper, Striker, corrupt_announcement, corrupt_frame
+from tpserve.testing.sim.faults import (
+    Deviant,
+    Fault,
+    Meddler,
+    PageSwapper,
+    Retractor,
+    Stopper,
+    Striker,
+    corrupt_announcement,
+    corrupt_frame,
+)
 from tpserve.testing.sim.links import FollowerEnd, Intake, LeaderEnd, Wire, WouldBlock
 from tpserve.testing.sim.scenario import Scenario
 from tpserve.testing.sim.state import NUMBERS, State, difference, state_of
@@ -70,6 +80,7 @@ class Group:
         policies: list[Policy] = [scenario.policy(scenario.options) for _ in range(size)]
         self.meddle_intake: Meddler[bytes] | None = None
         self._stopper: Stopper | None = None
+        self._swapper: PageSwapper | None = None
         self._striker = self._set_up(fault, policies)
         logs = [DecisionLog(rank) for rank in range(size)]
         end = LeaderEnd(self.wires)
@@ -133,6 +144,8 @@ class Group:
             return True
         member.rounds += 1
         self._compare(member)
+        if self._swapper:
+            self._swapper.look(member.rank, member.rounds, member.scheduler.capacity.pool._pages._stack)
         if not goes_on:
             self._end(member)
         if self._stopper and self._stopper.strikes(member.rank, member.rounds):
@@ -166,9 +179,15 @@ class Group:
                 announcements = Meddler(fault, corrupt_announcement)
                 self.wires[fault.rank - 1].meddle_announcement = announcements
                 return announcements
-            case "decision":
+            case "plan":
                 policies[fault.rank] = deviant = Deviant(policies[fault.rank], fault.after)
                 return deviant
+            case "retraction":
+                policies[fault.rank] = retractor = Retractor(policies[fault.rank], fault.after)
+                return retractor
+            case "pages":
+                self._swapper = PageSwapper(fault.rank, fault.after)
+                return self._swapper
             case "stop":
                 self._stopper = Stopper(fault.rank, fault.after)
                 return self._stopper

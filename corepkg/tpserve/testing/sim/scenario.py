@@ -147,6 +147,9 @@ def _draw_request(draw: Random, uid: int, limits: EngineLimits, beginnings: list
         prompt = draw.choice([[], prompt * 4])
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7]),
+        top_k=draw.choice([0, 0, 20]),
+        top_p=draw.choice([1.0, 1.0, 0.9]),
+        min_p=draw.choice([0.0, 0.0, 0.05]),
         max_tokens=draw.choice([1, outputs, outputs, 100]),
         seed=draw.getrandbits(40),
         ignore_eos=draw.random() < 0.5,
