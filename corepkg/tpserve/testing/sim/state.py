@@ -12,12 +12,22 @@ FULL = 64
 
 State = tuple[object, ...]
 
-NUMBERS = 8
+NUMBERS = 9
 """So many of a state's items, the first, are those of every round."""
 
 NAMES = (
     *("latest digest", "changes of the cache", "available pages", "free pages", "promised pages"),
-    *("running", "decoding", "waiting", "requests", "their pages", "who decodes", "free pages in order", "cache"),
+    *(
+        "running",
+        "decoding",
+        "waiting",
+        "last pages",
+        "requests",
+        "their pages",
+        "who decodes",
+        "free pages in order",
+        "cache",
+    ),
 )
 
 
@@ -39,6 +49,7 @@ def state_of(scheduler: Scheduler, log: DecisionLog, round: int) -> State:
         len(queues.running),
         len(queues.decoding),
         queues.num_waiting,
+        [each.holding.pages[-1:] for each in queues.running.values() if each.holding],
     )
     if round % FULL != FULL - 1:
         return numbers
