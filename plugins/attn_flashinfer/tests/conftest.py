@@ -85,15 +85,83 @@ def fast_decode_plan(
     assert (wrapper.sizes, wrapper.formula) == (sizes, formula)
 
 
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor) -> torch.Tensor:
+    assert x.dtype == weight.dtype == out.dtype != torch.float32
+    wide = x.float()
+    return out.copy_(wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float())
+
+
+def fused_add_rmsnorm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    rmsnorm(residual.add_(x), weight, eps, out=x)
+
+
+def apply_rope(
+    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, head_dim: int, cos_sin: torch.Tensor
+) -> None:
+    assert head_dim in (64, 128, 256)
+    assert positions.dtype == torch.int32
+    assert positions.is_contiguous()
+    assert cos_sin.dtype == torch.float32
+    assert cos_sin.is_contiguous()
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    for part in (query, key):
+        first, second = part.float().chunk(2, dim=-1)
+        part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
+def append_paged_kv_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: torch.Tensor,
+    positions: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    pages: torch.Tensor,
+    starts: torch.Tensor,
+    last_lens: torch.Tensor,
+) -> None:
+    numbers = (sequences, positions, pages, starts, last_lens)
+    assert all(each.dtype == torch.int32 and each.is_contiguous() for each in numbers)
+    assert len(starts) == len(last_lens) + 1
+    assert len(sequences) == len(positions) == len(k)
+    page_size = caches[0].shape[1]
+    where = pages[starts[sequences.long()] + positions // page_size].long(), (positions % page_size).long()
+    for cache, new in zip(caches, (k, v), strict=True):
+        assert cache.shape[2:] == new.shape[1:]
+        cache[where] = new
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    assert gate.shape[-1] * x.itemsize % 16 == 0
+    assert x.is_contiguous()
+    return (gate * gate.sigmoid() * up).to(x.dtype)
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "norm": {"rmsnorm": rmsnorm, "fused_add_rmsnorm": fused_add_rmsnorm},
+    "rope": {"apply_rope_with_cos_sin_cache_inplace": apply_rope},
+    "page": {"append_paged_kv_cache": append_paged_kv_cache},
+    "activation": {"silu_and_mul": silu_and_mul},
+}
+
+
 def imitation() -> dict[str, ModuleType]:
     flashinfer, jit = ModuleType("flashinfer"), ModuleType("flashinfer.jit")
+    found = {"flashinfer": flashinfer, "flashinfer.jit": jit}
+    for name, functions in PARTS.items():
+        found[f"flashinfer.{name}"] = part = ModuleType(name)
+        vars(part).update(functions)
+        setattr(flashinfer, name, part)
+        found[f"flashinfer.jit.{name}"] = generator = ModuleType(name)
+        made = "gen_act_and_mul_module" if name == "activation" else f"gen_{name}_module"
+        setattr(generator, made, lambda *key: SimpleNamespace(is_aot=True))
     vars(flashinfer).update(
         BatchPrefillWithPagedKVCacheWrapper=Prefill,
         BatchDecodeWithPagedKVCacheWrapper=Decode,
         fast_decode_plan=fast_decode_plan,
     )
     vars(jit).update(gen_batch_prefill_module=lambda *key: SimpleNamespace(is_aot=True))
-    return {"flashinfer": flashinfer, "flashinfer.jit": jit}
+    return found
 
 
 if importlib.util.find_spec("flashinfer") is None:
@@ -101,6 +169,7 @@ if importlib.util.find_spec("flashinfer") is None:
     sys.modules.update(with_it)
     try:
         importlib.import_module("tpserve_attn_flashinfer.attention")
+        importlib.import_module("tpserve_attn_flashinfer.ops")
     finally:
         for name in with_it:
             del sys.modules[name]

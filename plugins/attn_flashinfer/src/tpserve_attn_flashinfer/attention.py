@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -13,11 +11,10 @@ import torch
 from flashinfer.jit import gen_batch_prefill_module
 
 from tpserve.api import Attention, AttentionBatch, AttentionShape, Options
+from tpserve_attn_flashinfer.compiling import compile_modules
 from tpserve_attn_flashinfer.layout import gather_pages, lay_out, layout_size, parts_of, workspace_bytes
 
 __all__ = ["FlashInferAttention"]
-
-_log = logging.getLogger(__name__)
 
 _KERNELS = "fa2"
 """FlashInfer's tensor-core kernels that compute decode and prefill alike: one module to compile. Those for Hopper alone
@@ -187,14 +184,9 @@ class _Turns:
 
 
 def _compile(shape: AttentionShape, dtype: torch.dtype) -> None:
-    """Compile what this shape needs, unless FlashInfer has it in its cache; ranks wait for the one that does."""
+    """Compile what this shape needs."""
     window, cap, head = shape.sliding_window > 0, shape.soft_cap > 0, shape.head_dim
     module = gen_batch_prefill_module(
         _KERNELS, dtype, dtype, dtype, torch.int32, head, head, _NO_ROTATION, window, cap, False
     )
-    if module.is_aot or module.is_compiled:
-        return
-    _log.info("compiling FlashInfer's kernels for %s heads of %d, half a minute or more, once", shape.dtype, head)
-    begun = time.monotonic()
-    module.build(verbose=False)
-    _log.info("compiled in %.0f s, and kept in %s", time.monotonic() - begun, module.build_dir)
+    compile_modules(f"{shape.dtype} heads of {head}", [module])

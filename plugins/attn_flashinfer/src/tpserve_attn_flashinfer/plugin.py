@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tpserve.api import AttentionCapabilities, AttentionSpec, hookimpl
+from tpserve.api import AttentionCapabilities, AttentionSpec, OpsCapabilities, OpsSpec, hookimpl
 from tpserve.api.cuda import no_cuda
 
 TPSERVE_API = 1
+
+REQUIRES = ("flashinfer-python>=0.6.6,<0.7",)
+PROBE = "tpserve_attn_flashinfer.plugin:probe"
 
 
 @hookimpl
@@ -16,8 +19,8 @@ def tpserve_attentions() -> list[AttentionSpec]:
             name="flashinfer",
             summary="attention on FlashInfer's kernels, for CUDA devices",
             factory="tpserve_attn_flashinfer.attention:FlashInferAttention",
-            requires=("flashinfer-python>=0.6.6,<0.7",),
-            probe="tpserve_attn_flashinfer.plugin:probe",
+            requires=REQUIRES,
+            probe=PROBE,
             capabilities=AttentionCapabilities(
                 devices=("cuda",),
                 dtypes=("bfloat16", "float16"),
@@ -26,6 +29,26 @@ def tpserve_attentions() -> list[AttentionSpec]:
                 cuda_graph=True,
                 sliding_window=True,
                 soft_cap=True,
+            ),
+        )
+    ]
+
+
+@hookimpl
+def tpserve_ops() -> list[OpsSpec]:
+    """FlashInfer's kernels."""
+    return [
+        OpsSpec(
+            name="flashinfer",
+            summary="norms, rotation, store and activation on FlashInfer's kernels, for CUDA devices",
+            factory="tpserve_attn_flashinfer.ops:FlashInferOps",
+            requires=REQUIRES,
+            probe=PROBE,
+            capabilities=OpsCapabilities(
+                devices=("cuda",),
+                dtypes=("bfloat16", "float16"),
+                min_sm=80,
+                cuda_graph=True,
             ),
         )
     ]
