@@ -5,7 +5,7 @@
 
 Dummy weights; 256 requests of 100-1024 tokens in and out, all at once (``tpserve bench offline --workload mixed``).
 Each size runs in processes of its own; the last run counts, for a trace is written in the first. Of that trace, 32
-steps of the full batch on rank 0: milliseconds a step, the share in which NCCL's kernels run (waiting for the other
+steps of the full batch on rank 0: milliseconds a step, the share in which sums between GPUs run (waiting for the other
 ranks counts), and the share in which nothing runs. Then as many ranks without a model: what an empty round takes
 between steps of that length (``tpserve bench transport``), in microseconds, p50. JSON lines.
 """
@@ -26,8 +26,8 @@ from tpserve.bench.trace import read_trace
 STEPS = 32
 """Steps of a trace."""
 
-SUMS = "nccl"
-"""How the names of NCCL's kernels begin."""
+SUMS = ("nccl", "add_up")
+"""How the names of the kernels that sum between GPUs begin."""
 
 ARMS = ("zmq,sync=shm", "zmq,sync=inband", "nng,sync=shm")
 

@@ -65,6 +65,7 @@ def test_two_ranks_draw_what_one_draws(architecture: str, attention: str, tmp_pa
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     drawn = []
     for ranks in (1, 2):
-        with LLM(model, ranks, dtype="float32", attn=attention, kv_tokens=4096, max_running_requests=6) as llm:
+        settings = {"attn": attention, "comm": "nccl" if ranks > 1 else "auto"}
+        with LLM(model, ranks, dtype="float32", kv_tokens=4096, max_running_requests=6, **settings) as llm:
             drawn.append([each.token_ids for each in llm.generate(prompts, greedy)])
     assert drawn[0] == drawn[1]

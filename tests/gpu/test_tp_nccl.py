@@ -1,4 +1,4 @@
-"""``--tp N`` with a GPU for each rank draws what one GPU draws; NCCL's sums are in the CUDA graphs."""
+"""``--tp N`` with a GPU for each rank draws what one GPU draws; the sums between them are in the CUDA graphs."""
 
 from __future__ import annotations
 
@@ -70,10 +70,13 @@ def draw() -> Draw:
     return drawn
 
 
-@pytest.mark.parametrize(("transport", "library"), [("zmq", "zmq"), ("nng", "pynng")])
+@pytest.mark.parametrize(
+    ("comm", "transport", "library"), [("nccl", "zmq", "zmq"), ("nccl", "nng", "pynng"), ("peer", "zmq", "zmq")]
+)
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_ranks_draw_what_one_draws(
     size: int,
+    comm: str,
     transport: str,
     library: str,
     draw: Draw,
@@ -85,7 +88,7 @@ def test_ranks_draw_what_one_draws(
     model = request.getfixturevalue("default_model" if size == 2 else "wide_model")
     expected = draw(model, 1, dtype="float32", attn="triton")
     with caplog.at_level(logging.INFO, "tpserve.engine.build"):
-        found = draw(model, size, dtype="float32", attn="triton", transport=transport)
+        found = draw(model, size, dtype="float32", attn="triton", transport=transport, comm=comm)
     assert "recorded CUDA graphs" in caplog.text
     assert found == expected
 

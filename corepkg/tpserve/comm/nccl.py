@@ -161,8 +161,12 @@ class NcclComm(Comm):
                 # Nothing more is launched. What was may end well: who leaves in good order has done his part.
                 self._leaving.wait(LOOK)
                 self._aborted = True
-                nccl.abort()
+                self._abort(nccl)
                 return
+
+    def _abort(self, nccl: Communicator) -> None:
+        """End the operations under way."""
+        nccl.abort()
 
     def _look(self) -> DeadlineExceeded | PeerLost | None:
         lost, since = self._meeting.lost(), self._waiting_since

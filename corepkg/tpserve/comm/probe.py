@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
+from itertools import permutations
 
-from tpserve.api.cuda import no_cuda
+from tpserve.api.cuda import cuda_devices, no_cuda
 from tpserve.distributed import futex
 
-__all__ = ["probe_nccl", "probe_shm"]
+__all__ = ["probe_nccl", "probe_peer", "probe_shm"]
+
+ATOMICS = 3
+"""The driver's number for whether one device has atomic operations on another's memory; over PCIe none has."""
 
 
 def probe_shm() -> str | None:
@@ -32,4 +37,17 @@ def probe_nccl() -> str | None:
         library()
     except OSError as error:
         return f"torch has brought no NCCL: {error}"
+    return None
+
+
+def probe_peer() -> str | None:
+    """Why GPUs cannot write into each other's memory over NVLink, or None."""
+    reason = probe_nccl()
+    if reason:
+        return reason
+    driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    for here, there in permutations(range(len(cuda_devices())), 2):
+        code = driver.cuDeviceGetP2PAttribute(ctypes.byref(found), ATOMICS, here, there)
+        if code or not found.value:
+            return f"GPUs {here} and {there} are not linked by NVLink"
     return None

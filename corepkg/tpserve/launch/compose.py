@@ -36,7 +36,7 @@ TRANSPORTS = ("zmq", "nng")
 SYNCS = ("shm", "inband", "gloo")
 POLICIES = ("fcfs",)
 KERNELS = {"cuda": ("triton", "flashinfer", "torch"), "cpu": ("cpu", "torch")}
-COMMS = {"cuda": ("nccl", "gloo"), "cpu": ("shm", "gloo")}
+COMMS = {"cuda": ("peer", "nccl", "gloo"), "cpu": ("shm", "gloo")}
 """What auto takes, best first."""
 
 CUDA_STEP_TOKENS = 16384

@@ -16,7 +16,7 @@ from tpserve.api import (
     TransportSpec,
     hookimpl,
 )
-from tpserve.comm.options import ShmCommOptions
+from tpserve.comm.options import PeerCommOptions, ShmCommOptions
 from tpserve.policies.options import BatchingOptions, LpmOptions, PriorityOptions
 from tpserve.sync.options import ShmOptions
 from tpserve.transports.options import GlooOptions
@@ -144,7 +144,7 @@ def tpserve_ops() -> list[OpsSpec]:
 
 @hookimpl
 def tpserve_comms() -> list[CommSpec]:
-    """Shared memory, NCCL, and gloo over loopback or ethernet."""
+    """Shared memory, GPUs that write into each other's, NCCL, and gloo over loopback or ethernet."""
     return [
         CommSpec(
             name="shm",
@@ -153,6 +153,15 @@ def tpserve_comms() -> list[CommSpec]:
             options=ShmCommOptions,
             probe="tpserve.comm.probe:probe_shm",
             capabilities=CommCapabilities(devices=("cpu",)),
+        ),
+        CommSpec(
+            name="peer",
+            summary="small sums between GPUs linked by NVLink by a kernel of our own, NCCL for all else",
+            factory="tpserve.comm.peer:PeerComm",
+            options=PeerCommOptions,
+            requires=("triton>=3.6",),
+            probe="tpserve.comm.probe:probe_peer",
+            capabilities=CommCapabilities(devices=("cuda",), shared_device=False, cuda_graph=True),
         ),
         CommSpec(
             name="nccl",

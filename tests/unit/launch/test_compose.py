@@ -244,10 +244,11 @@ def test_ranks_that_share_a_device_combine_by_gloo_and_say_so(monkeypatch: pytes
     apart, together = (composed(TWO, tp=2, device_step=step).comm for step in (1, 0))
     assert apart is not None
     assert together is not None
-    assert (apart.name, apart.reason) == ("nccl", "auto: the first of nccl, gloo")
+    assert (apart.name, apart.reason) == ("peer", "auto: the first of peer, nccl, gloo")
     assert (together.name, together.reason) == (
         "gloo",
-        "auto: comm.nccl needs a device for each rank, and device_step is 0",
+        "auto: comm.peer needs a device for each rank, and device_step is 0; "
+        "comm.nccl needs a device for each rank, and device_step is 0",
     )
     with pytest.raises(UnsupportedByPlugin, match="needs a device for each rank"):
         composed(TWO, tp=2, device_step=0, comm="nccl")

@@ -188,7 +188,7 @@ def test_the_parts_that_tpserve_brings_are_available() -> None:
     entries = [entry for entry in registry.entries() if entry.distribution == "tpserve"]
 
     states = {entry.key: status.state for entry, status in zip(entries, registry.statuses(entries), strict=True)}
-    elsewhere = {"comm.nccl", "attention.cpu", "ops.cpu"}  # which need a CUDA device or a C++ compiler
+    elsewhere = {"comm.nccl", "comm.peer", "attention.cpu", "ops.cpu"}  # which need a CUDA device or a C++ compiler
     assert {state for key, state in states.items() if key not in elsewhere} == {"available"}
     assert {states[key] for key in elsewhere} <= {"available", "unavailable"}
     assert {entry.kind for entry in entries} == {"transport", "sync", "policy", "attention", "ops", "comm"}
