@@ -9,6 +9,7 @@ import torch
 from tests.gpu.waiting import no_waiting
 
 from tpserve.api import NoOptions, Ops
+from tpserve.engine.rehearsal import FEW
 from tpserve.ops.reference import TorchOps
 from tpserve.testing.ops import OpsContract, sampling_batch
 from tpserve_attn_triton.plugin import tpserve_ops
@@ -54,6 +55,8 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
     ops = make_ops()
     weight, norm = draw(192, 128), draw(128)
     linear, gated = ops.linear(weight), ops.gated_linear(weight)
+    large = draw(6144, 4096)
+    larges = ops.linear(large), ops.gated_linear(large)
     caches = [draw(20, 16, 1, 64) for _ in range(2)]
 
     def run(n: int) -> None:
@@ -63,16 +66,33 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
             linear(x).view(n, 3, 64), draw(n, 64, dtype=torch.float32), *caches, torch.arange(n).cuda()
         )
         ops.silu_and_mul(gated(x))
+        for each in larges:
+            each(draw(n, 4096))
         for row in ({"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 3}):
             ops.sample(draw(n, 5000), sampling_batch([row] * n, "cuda"))
 
-    for n in (1, 2, 17):
+    for n in (*FEW, 65):
         run(n)
     compiled: list[object] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["key"]))
-    for n in (1, 2, 3, 5, 16, 31, 32, 256, 300):
+    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300):
         run(n)
     assert not compiled
+
+
+@pytest.mark.parametrize("rows", [17, 32, 33, 64, 100, 256, 300])
+@pytest.mark.parametrize(("out", "columns"), [(4096, 4096), (6144, 4096), (4096, 14_336)])
+def test_large_weights_are_multiplied_rightly_however_that_is_done(out: int, columns: int, rows: int) -> None:
+    weight, x, ops = draw(out, columns) / columns**0.5, draw(rows, columns), make_ops()
+    library = torch.backends.cuda.preferred_blas_library()
+    expected = x.float() @ weight.float().T
+    gate, up = expected.chunk(2, dim=-1)
+    for found, right in (
+        (ops.linear(weight)(x), expected),
+        (ops.gated_linear(weight)(x), gate * gate.sigmoid() * up),
+    ):
+        torch.testing.assert_close(found.float(), right, rtol=0.03, atol=0.03)
+    assert torch.backends.cuda.preferred_blas_library() == library
 
 
 def test_cells_past_two_billion_numbers_are_reached() -> None:

@@ -17,8 +17,8 @@ from tpserve.step import Sequence as Stretch
 
 __all__ = ["rehearsal", "rehearse", "rehearsal_pages"]
 
-FEW = (1, 2)
-"""Rows for which there may be other kernels than for many."""
+FEW = (1, 2, 17, 33)
+"""Tokens of steps for which there may be other kernels than for many."""
 
 ROUNDS = 3 + len(FEW)
 """Tokens that a row of a rehearsal draws, at the most."""
@@ -34,7 +34,7 @@ def rehearsal_pages(limits: EngineLimits, tokens: int) -> int:
 
 
 def rehearsal(limits: EngineLimits, tokens: int) -> list[Step]:
-    """The largest step there can be; one that mixes prompts and decoding; decoding of many rows, and of few."""
+    """The largest step there can be; one that mixes prompts and decoding; decoding of many rows; few tokens."""
     rows, length = _rows(limits, tokens)
     each = _pages(limits, length)
     texts = [TokenWrite(row, 0, [0] * length) for row in range(rows)]
@@ -50,13 +50,24 @@ def rehearsal(limits: EngineLimits, tokens: int) -> list[Step]:
             known[row] += 1
         return [Stretch(row, known[row] - 1, known[row], sample=True) for row in chosen]
 
+    def compute(few: int) -> Step:
+        if few <= rows:
+            return Step(decode(range(few)))
+        again = [min(length, few - start) for start in range(0, few, length)]
+        return Step(
+            [Stretch(row, 0, count, sample=True) for row, count in enumerate(again)],
+            [TokenWrite(row, 0, [0] * count) for row, count in enumerate(again)],
+            pages[: len(again)],
+            drawing[: len(again)],
+        )
+
     prompts = [Stretch(row, 0, length, sample=True) for row in range(rows)]
     half = rows // 2
     return [
         Step(prompts, texts, pages, greedy),
         Step([*decode(range(half)), *prompts[half:]], texts[half:], pages[half:], drawing),
         Step(decode(range(rows)), params=filtering),
-        *[Step(decode(range(few))) for few in FEW if few <= rows],
+        *[compute(few) for few in FEW if few <= rows * length],
     ]
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from tpserve_attn_triton import ops
 from tpserve_attn_triton.ops import Tiles, TritonOps, _device
-from tpserve_attn_triton.shapes import Block, Blocks
+from tpserve_attn_triton.shapes import Block, Blocks, choose_wide, prefers_light
 
 SPEC = tpserve_ops()[0]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,10 +67,60 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
     assert torch.equal(drawn.cpu(), uniforms(row_keys(seeds, positions), 3000).argmax(dim=1))
 
 
-def test_few_rows_have_the_same_bits_in_any_batch() -> None:
-    numbers = torch.Generator().manual_seed(1)
-    weight, x = (torch.randn(rows, 512, generator=numbers).to(DEVICE, torch.bfloat16) for rows in (24, 16))
+@pytest.mark.parametrize(("most", "fewer"), [(16, (2, 7)), (32, (17, 20)), (64, (33, 50))], ids=str)
+def test_few_rows_have_the_same_bits_in_any_batch(
+    most: int, fewer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "choose_wide", in_tiles)
+    weight, x = draw(24, 512), draw(most, 512)
     linear = TritonOps(NoOptions()).linear(weight)
     found = linear(x)
-    for rows in (2, 7):
+    for rows in fewer:
         assert torch.equal(linear(x[:rows]), found[:rows])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [17, 32, 33, 64])
+def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        ops, "choose_wide", lambda *shape, gated: asked.append(shape[2]) or in_tiles(*shape, gated=gated)
+    )
+    weight, x, offset = draw(200, 264) / 16, draw(rows, 264, seed=2), draw(200, seed=3) if bias else None
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    if gated:
+        gate, up = expected.chunk(2, dim=-1)
+        expected = gate * gate.sigmoid() * up
+    triton_ops = TritonOps(NoOptions())
+    found = (triton_ops.gated_linear if gated else triton_ops.linear)(weight, offset)(x)
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
+    assert asked == [32 if rows <= 32 else 64]
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(260, torch.bfloat16), (264, torch.float32)], ids=str)
+def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
+    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "choose_wide", lambda *_, gated: pytest.fail("asked"))
+    weight, x = draw(24, columns).to(dtype), draw(20, columns).to(dtype)
+    found = TritonOps(NoOptions()).linear(weight)(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.2)
+
+
+def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
+    assert choose_wide(28_672, 4096, 64, gated=True)
+    assert choose_wide(4096, 14_336, 32, gated=False)
+    assert not choose_wide(4096, 14_336, 64, gated=False)
+    assert not choose_wide(6144, 1024, 32, gated=True)
+    assert not choose_wide(128_256, 4096, 32, gated=False)
+    assert [rows for rows in (32, 64, 112, 113, 256, 257) if prefers_light(4096, 14_336, rows)] == [64, 112]
+    assert not prefers_light(6144, 4096, 64)
+
+
+def in_tiles(out: int, columns: int, rows: int, *, gated: bool) -> Block:
+    return Block(64 if not gated else 128, 64, 4, 3)
+
+
+def draw(*size: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.bfloat16)

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from tpserve.engine.graphs import LARGEST, ladder
-from tpserve.engine.rehearsal import rehearsal, rehearsal_pages
-from tpserve.step import EngineLimits
+from tpserve.engine.rehearsal import FEW, ROUNDS, rehearsal, rehearsal_pages
+from tpserve.step import EngineLimits, Step
 from tpserve.testing.fake_engine import FakeEngine
 
 LIMITS = EngineLimits(pages=0, page_size=4, slots=6, max_context=40, vocab_size=50, eos_ids=())
@@ -34,14 +34,27 @@ def test_what_is_rehearsed_can_be_computed(slots: int, tokens: int) -> None:
     sizes = []
     for step in rehearsal(limits, tokens):
         engine.launch(step).tokens()
-        sizes.append(sum(sequence.end - sequence.start for sequence in step.sequences))
-    assert max(sizes) == sizes[0] == min(tokens // min(slots, tokens), 35) * min(slots, tokens)
+        sizes.append(_tokens(step))
+    assert max(sizes) == sizes[0] == min(tokens // min(slots, tokens), 40 - ROUNDS) * min(slots, tokens)
 
 
 def test_a_rehearsal_draws_in_every_way() -> None:
     limits = replace(LIMITS, pages=rehearsal_pages(LIMITS, 60))
     first, second, third, *few = rehearsal(limits, 60)
-    assert [len(step.sequences) for step in few] == [1, 2]
+    assert [len(step.sequences) for step in few] == [1, 2, 2, 4]
     assert not any(each.temperature for each in first.params)
     assert all(each.temperature and not each.top_k for each in second.params)
     assert all(each.top_k and each.top_p < 1 and each.min_p for each in third.params)
+
+
+@pytest.mark.parametrize("slots", [1, 6, 40])
+def test_steps_of_few_tokens_are_rehearsed_however_few_requests_may_run(slots: int) -> None:
+    limits = replace(LIMITS, slots=slots)
+    limits = replace(limits, pages=rehearsal_pages(limits, 60))
+    assert [_tokens(step) for step in rehearsal(limits, 60)[3:]] == [
+        few for few in FEW if few <= 40 - ROUNDS or slots > 1
+    ]
+
+
+def _tokens(step: Step) -> int:
+    return sum(sequence.end - sequence.start for sequence in step.sequences)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpserve.api import Linear, Ops, Options, SamplingBatch
 from tpserve_attn_triton.filters import restrict, survey
-from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow
+from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow, wide
 from tpserve_attn_triton.sampling import draw, settle
-from tpserve_attn_triton.shapes import Block, choose_blocks
+from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_wide, prefers_light
 from tpserve_attn_triton.steps import rms_norm, rotate_and_store, silu_and_mul
 
 __all__ = ["TritonOps"]
@@ -53,10 +54,12 @@ class _Device:
     Attributes:
         processors: multiprocessors.
         overlap: a kernel may be launched while the one before still runs.
+        tiles: ``wide`` finds its copy engine and room, and was measured.
     """
 
     processors: int
     overlap: bool
+    tiles: bool
 
     def options(self, *, after_ours: bool = True) -> dict[str, Any]:
         """For a launch; ``after_ours`` that of a kernel which says when the next may be launched.
@@ -69,17 +72,17 @@ class _Device:
 @functools.cache
 def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
-        return _Device(4, False)
+        return _Device(4, overlap=False, tiles=True)
     properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, properties.major >= 9)
+    return _Device(properties.multi_processor_count, overlap=properties.major >= 9, tiles=properties.major == 9)
 
 
 class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
-    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, never for a number of rows:
-    once each step has run with one row, two, and more than 16, and a draw has been filtered and not, nothing is left to
-    compile.
+    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, and for one row, 16, 32, 64 or
+    more: once each step has run with 1, 2, 17, 33 and 65 rows, and a draw has been filtered and not, nothing is left
+    to compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
     may be read before that one has ended.
@@ -93,7 +96,8 @@ class TritonOps(Ops):
         """Bind the weight: kernels of our own for few rows, torch's above.
 
         A row's result is the same bits in any batch of 2 to 16, if the dtype has two bytes and the weight is no large
-        vocabulary's; alone, and in other batches, it may be rounded otherwise.
+        vocabulary's, and in any of those that share a kernel of ``wide``; alone, and in other batches, it may be
+        rounded otherwise.
         """
         return _Product(weight.contiguous(), bias, gated=False)
 
@@ -255,18 +259,32 @@ class _Product:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         n = x.shape[0]
-        blocks = choose_blocks(*self.weight.shape)
-        block = blocks.one if n == 1 else blocks.few if n <= MOST_ROWS and self.weight.itemsize == 2 else None
-        if n and block is not None:
+        if n and (block := self._block(x, n)) is not None:
             return self._launch(x.contiguous(), n, block)
-        product = functional.linear(x, self.weight, self.bias)
+        product = _multiply(x, self.weight, self.bias)
         return _activate(product) if self.gated else product
+
+    def _block(self, x: torch.Tensor, n: int) -> Block | None:
+        """Of the kernel of our own; None where torch's is as fast, or ours cannot be."""
+        out, columns = self.weight.shape
+        blocks = choose_blocks(out, columns)
+        if n == 1:
+            return blocks.one
+        if n > WIDE_ROWS[-1] or self.weight.itemsize != 2:
+            return None
+        if n <= MOST_ROWS:
+            return blocks.few
+        # What the copy engine asks for.
+        fits = columns % 8 == 0 and x.data_ptr() % 16 == 0 and self.weight.data_ptr() % 16 == 0
+        if not fits or not _device(x.device).tiles:
+            return None
+        return choose_wide(out, columns, _room(n), gated=self.gated)
 
     def _launch(self, x: torch.Tensor, n: int, block: Block) -> torch.Tensor:
         device = _device(x.device)
-        rows, columns = self.weight.shape
+        weight, (rows, columns) = self.weight, self.weight.shape
         out = torch.empty(n, rows // 2 if self.gated else rows, dtype=x.dtype, device=x.device)
-        bias = self.weight if self.bias is None else self.bias
+        bias = weight if self.bias is None else self.bias
         options = {
             "OUT": out.shape[1],
             "IN": columns,
@@ -280,11 +298,34 @@ class _Product:
             **device.options(),
         }
         grid = (-(-rows // block.rows),)
-        if n > 1:
-            narrow[grid](x, self.weight, bias, out, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
+        if n == 1:
+            matvec[grid](x, weight, bias, out, **options)
+        elif n <= MOST_ROWS:
+            narrow[grid](x, weight, bias, out, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
         else:
-            matvec[grid](x, self.weight, bias, out, **options)
+            room, lines = _room(n), block.rows // 2 if self.gated else block.rows
+            tiles = TensorDescriptor.from_tensor(weight, [lines, block.columns])
+            rows_of_x = TensorDescriptor.from_tensor(x, [room, block.columns])
+            wide[grid](rows_of_x, tiles, bias, out, n, ROWS=room, WIDE=not x.is_cuda, **options)
         return out
+
+
+def _room(n: int) -> int:
+    """Rows that the kernel is compiled for which multiplies ``n``."""
+    return next(rows for rows in WIDE_ROWS if n <= rows)
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Torch's product, by the library that is faster."""
+    out, columns = weight.shape
+    if not (x.is_cuda and prefers_light(out, columns, x.shape[0])):
+        return functional.linear(x, weight, bias)
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        return functional.linear(x, weight, bias)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def _norm(

@@ -7,6 +7,9 @@ multiplies. Its first ones it asks for before the kernel before has ended, for t
 whose sums are added at the end; one program alone for each row of the weight keeps the order of summation, and with
 it the bits, independent of how many rows there are.
 
+``wide`` is for up to 64 rows and large weights: the copy engine brings tiles of both, and the tensor cores take the
+weight's rows for those of a tile, so that few rows of ``x`` waste nothing.
+
 With ``GATED``, a weight is two, one below the other, and the result is ``silu`` of the first product times the second.
 """
 
@@ -17,7 +20,7 @@ import triton.language as tl
 
 from tpserve_attn_triton.steps import follow
 
-__all__ = ["MOST_ROWS", "matvec", "narrow"]
+__all__ = ["MOST_ROWS", "matvec", "narrow", "wide"]
 
 MOST_ROWS = 16
 """Rows of ``x`` that ``narrow`` can multiply."""
@@ -128,6 +131,67 @@ def narrow(
         out + each[:, None] * OUT + outs[None, :],
         result.to(out.dtype.element_ty),
         mask=there[:, None] & (outs < OUT)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["n"])
+def wide(
+    x,
+    weight,
+    bias,
+    out,
+    n,
+    OUT,
+    IN,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Multiply ``n`` rows, ``ROWS`` at most; a program for each ``BLOCK`` rows of the weight.
+
+    Args:
+        x: a descriptor of ``[n, IN]``, blocks ``[ROWS, COLUMNS]``.
+        weight: one of ``[OUT, IN]`` or, if ``GATED``, ``[2 * OUT, IN]``; blocks of ``BLOCK`` rows, or half as many.
+        bias, out: as for :func:`narrow`.
+        COLUMNS: columns of the weight at a time, a power of two.
+        WIDE: whether to multiply in float32, whatever the dtype.
+    """
+    WIDTH: tl.constexpr = BLOCK // 2 if GATED else BLOCK
+    start = tl.program_id(0) * WIDTH
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    result = tl.zeros([WIDTH, ROWS], tl.float32)
+    up = tl.zeros([WIDTH, ROWS], tl.float32)
+    for column in range(0, IN, COLUMNS):
+        some = x.load([0, column])
+        block = weight.load([start, column])
+        if WIDE:
+            some, block = some.to(tl.float32), block.to(tl.float32)
+        result = tl.dot(block, some.T, result)
+        if GATED:
+            block = weight.load([OUT + start, column])
+            if WIDE:
+                block = block.to(tl.float32)
+            up = tl.dot(block, some.T, up)
+    if OVERLAP:
+        # No sooner: it would take room that the programs of this one need.
+        tl.extra.cuda.gdc_launch_dependents()
+    outs, rows = start + tl.arange(0, WIDTH), tl.arange(0, ROWS)
+    inside = outs < OUT
+    if BIASED:
+        result += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        if BIASED:
+            up += tl.load(bias + OUT + outs, mask=inside, other=0.0).to(tl.float32)[:, None]
+        result = result * tl.sigmoid(result) * up
+    tl.store(
+        out + rows[None, :] * OUT + outs[:, None],
+        result.to(out.dtype.element_ty),
+        mask=(rows < n)[None, :] & inside[:, None],
     )
 
 

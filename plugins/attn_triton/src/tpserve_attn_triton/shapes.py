@@ -1,10 +1,13 @@
-"""How much of a weight a program multiplies: a rule by its shape, so that nothing is tuned while a server runs."""
+"""How a weight is multiplied: rules by its shape, so that nothing is tuned while a server runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Block", "Blocks", "choose_blocks"]
+__all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_wide", "prefers_light"]
+
+WIDE_ROWS = (32, 64)
+"""Rows of ``x`` that kernels of ``wide`` are compiled for, rising."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,7 @@ class Block:
         rows: of the weight.
         columns: of the weight at a time; in ``narrow``, in each of as many parts as there are warps.
         warps: of a program.
-        stages: blocks in flight, the one multiplied included; of ``narrow``.
+        stages: blocks in flight, the one multiplied included; of ``narrow`` and ``wide``.
     """
 
     rows: int
@@ -47,6 +50,22 @@ def choose_blocks(out: int, columns: int) -> Blocks:
     return Blocks(_MEASURED.get((out, columns), one), few)
 
 
+def choose_wide(out: int, columns: int, rows: int, *, gated: bool) -> Block | None:
+    """The block of ``wide`` for a weight ``[out, columns]`` and one of ``WIDE_ROWS``; None where torch's is as fast."""
+    if out > _LARGE or out * columns < _FILLING:
+        return None
+    if gated:
+        return Block(128, 128, 4, 4)
+    if rows > WIDE_ROWS[0] and out < 6144:
+        return None
+    return Block(64, 128, 4, 6 if rows <= WIDE_ROWS[0] else 5)
+
+
+def prefers_light(out: int, columns: int, rows: int) -> bool:
+    """Whether cublasLt is faster than cuBLAS with so many rows and a weight ``[out, columns]``."""
+    return rows in _LIGHT.get((out, columns), ())
+
+
 # In a chain of the steps of layers, on an H200, for the shapes of Qwen3-0.6B and Llama-3.1-8B; where the rule does as
 # well, nothing is written down.
 _MEASURED = {
@@ -57,3 +76,9 @@ _MEASURED = {
 
 _LARGE = 1 << 16
 """Rows of a weight that are a vocabulary's."""
+
+_FILLING = 1 << 24
+"""Numbers of a weight whose tiles keep all multiprocessors reading."""
+
+# Measured alone, for the shapes of Llama-3.1-8B: with more rows torch's default is better, or as good.
+_LIGHT = {(4096, 4096): range(33, 257), (4096, 14_336): range(33, 113)}
