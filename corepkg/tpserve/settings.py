@@ -22,7 +22,7 @@ import msgspec
 from tpserve.api.specs import KINDS
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError, UserError
-from tpserve.values import closest, convert, did_you_mean
+from tpserve.values import closest, convert, did_you_mean, is_text
 
 __all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown_variables"]
 
@@ -187,6 +187,8 @@ def _check(values: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, 
     for field, value in values.items():
         if field not in _TYPES:
             raise ConfigError(f"{label(field)}: there is no such setting", did_you_mean(field, _TYPES))
+        if not is_text(str(value)):
+            raise ConfigError(f"{label(field)}: {str(value)!r} is not text in UTF-8", "Rename the file or folder")
         try:
             checked[field] = convert(value, _TYPES[field])
         except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-__all__ = ["closest", "convert", "describe_type", "did_you_mean"]
+__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text"]
 
 
 def convert(value: Any, type_: Any) -> Any:
@@ -27,6 +27,11 @@ def convert(value: Any, type_: Any) -> Any:
         if not (isinstance(result, float) and math.isnan(result)):
             return result
     raise ValueError(f"expected {describe_type(type_)}, found {value!r}")
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written: names of files and variables may hold bytes that are no UTF-8."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def describe_type(type_: Any) -> str:

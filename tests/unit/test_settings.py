@@ -202,3 +202,8 @@ def test_a_wrong_option_names_the_variable_or_the_file_that_has_it(tmp_path: Pat
         load_settings({}, [], file, {})
     with pytest.raises(ConfigError, match="TPSERVE_OPTIONS__COMM__NOPE: no comm has an option"):
         load_settings({}, [], None, {"TPSERVE_OPTIONS__COMM__NOPE": "1"})
+
+
+def test_a_name_that_cannot_be_written_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL: .* is not text in UTF-8"):
+        load_settings({"model": "/models/\udcff"}, [], None, {})

@@ -34,7 +34,7 @@ def fit(tokens: list[int], max_tokens: int | None, limits: EngineLimits, field: 
             ("context", "context_length_exceeded") if pool >= limits.max_context else ("KV pool", "kv_pool_exceeded")
         )
         raise RequestError(
-            f"{len(tokens)} tokens of prompt and {max_tokens} of output exceed the {name} of {len(tokens) + room}",
+            f"{_count(len(tokens))} of prompt and {max_tokens} of output exceed the {name} of {len(tokens) + room}",
             "max_tokens",
             code,
         )
@@ -59,5 +59,10 @@ def check_length(tokens: int, limits: EngineLimits, field: str, qualified: str =
     )
     for name, room, code in rooms:
         if tokens >= room:
-            count = f"{qualified}{tokens} token{'' if tokens == 1 else 's'}"
-            raise RequestError(f"the prompt has {count}; the {name} holds {room}, output included", field, code)
+            raise RequestError(
+                f"the prompt has {qualified}{_count(tokens)}; the {name} holds {room}, output included", field, code
+            )
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens} token{'' if tokens == 1 else 's'}"

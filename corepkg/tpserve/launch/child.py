@@ -2,7 +2,8 @@
 
 A child does not outlive its starter: the kernel kills it when the starter's thread ends, and the end of its standard
 input, which only the starter holds open, makes it leave as well. Ctrl-C in a terminal does not reach it: it lives in
-a session of its own and ignores SIGINT.
+a session of its own and ignores SIGINT. Of SIGTERM it heeds only its parent's: a service manager that stops a server
+sends one to every process, and then the supervisor drains.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def main() -> None:
     sys.stdout = sys.stderr  # as their descriptors are the same
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _heed_parent_alone()
     lines = _lines(_take_stdin())
     text = next(lines, None)
     if text is None:
@@ -93,6 +95,20 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor hears of it and prints it once
         _leave_failed(link, error)
     logging.shutdown()
+
+
+def _heed_parent_alone() -> None:
+    """Let no SIGTERM through but the parent's. Before any other thread starts, for those inherit what is blocked."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def sift() -> None:
+        while True:
+            if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+                signal.raise_signal(signal.SIGTERM)
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    threading.Thread(target=sift, name="sigterm", daemon=True).start()
 
 
 def _take_stdin() -> int:

@@ -27,7 +27,10 @@ __all__: list[str] = []
 
 MOST_DESCRIPTORS = 64
 
-_orders = msgspec.json.Decoder(Order)
+IGNORED = (signal.SIGINT, signal.SIGTERM)
+"""Whoever sends these to all processes of a server means its supervisor, which ends the others."""
+
+_orders = msgspec.msgpack.Decoder(Order)
 
 
 def main() -> None:
@@ -40,7 +43,8 @@ def main() -> None:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
     _import(sys.argv[4:])
     server = _Server(link)
     if server.run():
@@ -106,12 +110,14 @@ class _Server:
                 os.close(descriptor)
             return False
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for signum in (signal.SIGCHLD, *IGNORED):
+            signal.signal(signum, signal.SIG_DFL)
         for each in (self._link, self._ends, self._end):
             each.close()
         os.setsid()
-        os.environ.clear()
-        os.environ.update(order.environment)
+        for name in order.removed:
+            os.environb.pop(name, None)
+        os.environb.update(order.changed)
         _place(descriptors, order.descriptors)
         return True
 
@@ -130,7 +136,7 @@ class _Server:
 
     def _report(self, report: Report) -> None:
         with contextlib.suppress(ConnectionError):  # the starter has gone, which the next read tells
-            self._link.send(msgspec.json.encode(report))
+            self._link.send(msgspec.msgpack.encode(report))
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:

@@ -36,12 +36,14 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
 
     Attributes:
         number: what it is called from now on.
-        environment: all its variables.
+        changed: variables that the server does not have so.
+        removed: variables that it has, and the child does not.
         descriptors: the numbers that its descriptors are to have.
     """
 
     number: int
-    environment: dict[str, str]
+    changed: list[tuple[bytes, bytes]]
+    removed: list[bytes]
     descriptors: list[int]
 
 
@@ -66,7 +68,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 Order = Fork | Signal
 Report = Imported | Ended
 
-_reports = msgspec.json.Decoder(Report)
+_reports = msgspec.msgpack.Decoder(Report)
 
 
 class Forked:
@@ -74,12 +76,12 @@ class Forked:
 
     Attributes:
         exit_code: None while it runs, or waits to be forked.
-        went_with_server: it was killed by the end of its server.
+        server_exit_code: how its server ended, if that ended it.
     """
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.exit_code: int | None = None
-        self.went_with_server = False
+        self.server_exit_code: int | None = None
         self._server = server
         self._number = number
 
@@ -117,6 +119,7 @@ class ForkServer:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._children: dict[int, Forked] = {}
         self._numbers = itertools.count()
+        self._environment = {**environment, **SINGLE}
         outlives_thread = threading.current_thread() is not threading.main_thread()
         with other:
             arguments = [str(other.fileno()), str(os.getpid()), str(int(outlives_thread)), *modules]
@@ -124,7 +127,7 @@ class ForkServer:
                 [sys.executable, "-P", "-m", "tpserve.launch.forking", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # as children have it
-                env={**environment, **SINGLE},
+                env=self._environment,
                 pass_fds=(other.fileno(),),
                 start_new_session=True,
             )
@@ -143,13 +146,19 @@ class ForkServer:
         """
         number = next(self._numbers)
         child = self._children[number] = Forked(self, number)
-        self.order(Fork(number, dict(environment), list(descriptors)), list(descriptors.values()))
+        ours = self._environment
+        # Bytes, as the kernel has them; and only what differs, for a datagram has not room for all.
+        changed = [
+            (os.fsencode(name), os.fsencode(text)) for name, text in environment.items() if ours.get(name) != text
+        ]
+        removed = [os.fsencode(name) for name in ours if name not in environment]
+        self.order(Fork(number, changed, removed, list(descriptors)), list(descriptors.values()))
         return child
 
     def order(self, order: Order, descriptors: Sequence[int] = ()) -> None:
         """Tell the server what to do; one that has gone has taken its children along."""
         with contextlib.suppress(ConnectionError):
-            socket.send_fds(self._socket, [msgspec.json.encode(order)], descriptors)
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(order)], descriptors)
 
     def ended(self) -> list[Forked]:
         """Take what has arrived: children that have ended, with their exit codes; all if the server has gone."""
@@ -158,9 +167,10 @@ class ForkServer:
             text = self._socket.recv(LARGEST)
         if not text:
             self.is_gone = True
+            exit_code = self._process.wait()
             lost = [self._end(number, -signal.SIGKILL) for number in list(self._children)]
             for child in lost:
-                child.went_with_server = True
+                child.server_exit_code = exit_code
             return lost
         report = _reports.decode(text)
         if isinstance(report, Ended):

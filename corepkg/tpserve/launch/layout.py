@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from tpserve.launch.rundir import remove_segments
+from tpserve.launch.rundir import making, remove_segments
 
 __all__ = ["Layout"]
 
@@ -44,8 +44,13 @@ class Layout(msgspec.Struct, frozen=True):
         return self._address("fanout")
 
     def create(self) -> None:
-        """Make :attr:`directory`."""
-        self.directory.mkdir(mode=0o700)
+        """Make :attr:`directory`.
+
+        Raises:
+            LaunchError: the file system refuses.
+        """
+        with making(self.directory):
+            self.directory.mkdir(mode=0o700)
 
     def remove(self) -> None:
         """Remove whatever the generation's processes left."""

@@ -138,11 +138,9 @@ class Child:
         """Say how it ended: ``exit code 1``, ``signal SIGKILL``."""
         if self.exit_code is None:
             return "still running"
-        if isinstance(self.process, Forked) and self.process.went_with_server:
-            return "its fork server"
-        if self.exit_code < 0:
-            return f"signal {signal.Signals(-self.exit_code).name}"
-        return f"exit code {self.exit_code}"
+        if isinstance(self.process, Forked) and self.process.server_exit_code is not None:
+            return f"its fork server ({_describe(self.process.server_exit_code)})"
+        return _describe(self.exit_code)
 
     def _write(self, text: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -315,6 +313,10 @@ class Watch:
         self.children.remove(child)
         child.reap()
         return [*said, Exited(child)]
+
+
+def _describe(exit_code: int) -> str:
+    return f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _ignore(signum: int, frame: object) -> None:

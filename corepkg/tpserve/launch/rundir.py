@@ -22,7 +22,7 @@ from typing import Self
 
 from tpserve.errors import LaunchError
 
-__all__ = ["RunDir", "remove_segments", "run_base"]
+__all__ = ["RunDir", "making", "remove_segments", "run_base"]
 
 LONGEST_BASE = 60
 """A unix socket's path has at most 107 bytes; what a layout and a transport put behind the base takes the others."""
@@ -46,17 +46,18 @@ class RunDir:
         """Sweep what dead servers left in ``base`` (:func:`run_base` unless given), then make a new directory in it.
 
         Raises:
-            LaunchError: ``base`` belongs to someone else, is open to others, or cannot be made.
+            LaunchError: ``base`` belongs to someone else, is open to others, or nothing can be made in it.
         """
         base = base or run_base()
-        with _base_lock(base):
+        path = base / secrets.token_hex(4)
+        with making(path), _base_lock(base):
             _sweep(base)
-            path = base / secrets.token_hex(4)
             path.mkdir(mode=0o700)
-            lock = os.open(path / "pid", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(lock, f"{os.getpid()}\n".encode())
-        return cls(path, lock)
+            try:
+                return cls(path, _lock(path / "pid"))
+            except OSError:
+                _remove(path)
+                raise
 
     def remove(self) -> None:
         """Remove the directory and this server's shared memory. May be called twice."""
@@ -93,12 +94,37 @@ def remove_segments(prefix: str) -> None:
 
 
 @contextmanager
+def making(path: Path) -> Iterator[None]:
+    """What the file system refuses, as an error for a person.
+
+    Raises:
+        LaunchError: it has no room, or does not allow it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            f"the run directory {path} cannot be made: {error.strerror}",
+            "Make room there, or point XDG_RUNTIME_DIR at another private directory.",
+        ) from error
+
+
+def _lock(path: Path) -> int:
+    """Make and lock the file that tells that a server lives."""
+    lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
 def _base_lock(base: Path) -> Iterator[None]:
     """Hold the base directory, so that nobody sweeps a directory that is being made."""
-    try:
-        base.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"the run directory {base} cannot be made: {error.strerror}") from error
+    base.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(base):
         raise LaunchError(
             f"{base} must be a directory that belongs to this user with mode 0700",

@@ -8,12 +8,13 @@ which holds them exactly.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tpserve.errors import UserError
 from tpserve.models.config import DType, ModelConfig
@@ -21,6 +22,8 @@ from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
 
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 CONVERTER_VERSION = 1
 """Part of the cache's key; raised when the folders that come out change."""
@@ -39,8 +42,16 @@ def main() -> None:
             lambda: _say("another process is converting the same file; waiting for it"),
         )
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _refuse(f"no room in the cache {arguments.folder.parent}; TPSERVE_CACHE says where it is")
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(2)
 
 
 def stored_dtype(header: GgufHeader) -> DType:
@@ -82,7 +93,7 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
         setattr(gguf, slow, cache(getattr(gguf, slow)))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
-    _say(f"storing the weights as {dtype}")
+    _say(f"storing the weights as {dtype}; for a small model that takes half a minute")
     where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     # Handed on, or each call would parse the file again for it.
     where["config"] = transformers.AutoConfig.from_pretrained(**where)

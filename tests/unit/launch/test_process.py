@@ -59,6 +59,10 @@ def fail_consequence(line, payload):
 def fail_user(line, payload):
     raise ModelError("wrong", "mend it")
 
+def variables(line, payload):
+    long = sum(len(text) for name, text in os.environ.items() if name.startswith("LONG"))
+    line.report(Stuck(0, f"{long} {os.environb[b'ODD']} {'GONE' in os.environ} {'OPENBLAS_NUM_THREADS' in os.environ}"))
+
 def cores(line, payload):
     line.report(Stuck(0, str(sorted(os.sched_getaffinity(0)))))
 """
@@ -229,7 +233,38 @@ def test_signals_are_happenings_and_survive_the_end_of_children(watch: Watch, ma
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+def test_only_the_parents_sigterm_counts(watch: Watch, make: Any) -> None:
+    """A service manager sends one to every process."""
+    child = watch.start(make("echo"))
+    await_ready(watch, [child])
+    for process in psutil.Process().children(recursive=True):
+        subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+    child.send(DownEvent("still there"))
+    assert watch.next(time.monotonic() + HANG) == Said(child, Stuck(0, "still there"))
+    watch.end([child], grace=HANG)
+    assert child.describe_exit() == "signal SIGTERM"
+
+
 # What a fork server adds.
+
+
+@pytest.mark.parametrize("is_forked", [True], indirect=True)
+def test_any_environment_reaches_a_child(watch: Watch, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a datagram holds, bytes that are no text, and what has changed since the server started."""
+    for number in range(3):
+        monkeypatch.setenv(f"LONG{number}", "x" * 100_000)
+    monkeypatch.setenv("ODD", os.fsdecode(b"\xff"))
+    monkeypatch.setenv("GONE", "1")
+    first = watch.start(make("variables"))
+    monkeypatch.delenv("GONE")
+    monkeypatch.setenv("ODD", os.fsdecode(b"\xfe"))
+    second = watch.start(make("variables"))
+    said = {}
+    while len(said) < 2:
+        happening = watch.next(time.monotonic() + HANG)
+        if isinstance(happening, Said):
+            said[happening.child] = happening.status
+    assert said == {first: Stuck(0, "300000 b'\\xff' True False"), second: Stuck(0, "300000 b'\\xfe' False False")}
 
 
 def await_ready(watch: Watch, children: list[Child]) -> None:
@@ -267,7 +302,7 @@ def test_children_end_with_their_server_and_the_next_gets_another(watch: Watch, 
     processes = psutil.Process().children(recursive=True)
     server(children=2).kill()
     assert [watch.next(time.monotonic() + HANG) for _ in children] == [Exited(child) for child in children]
-    assert [child.describe_exit() for child in children] == ["its fork server"] * 2
+    assert [child.describe_exit() for child in children] == ["its fork server (signal SIGKILL)"] * 2
     assert psutil.wait_procs(processes, HANG)[1] == []
     child = watch.start(make("echo"))
     assert watch.next(time.monotonic() + HANG) == Said(child, Ready())
@@ -279,7 +314,7 @@ def test_a_child_that_is_still_to_be_forked_can_be_ended(make: Any, tmp_path: Pa
     watch = Watch(modules=["slow_to_import"])
     child = watch.start(make("wait"))
     watch.end([child], grace=HANG)
-    assert child.describe_exit() == "its fork server"
+    assert child.describe_exit() == "its fork server (signal SIGKILL)"
     watch.close()
 
 
@@ -300,7 +335,7 @@ def test_children_of_a_stopped_server_can_be_ended(
         assert watch.next(time.monotonic() + HANG) == Exited(child)
     else:
         watch.end([child], grace=0.0)
-    assert (child.exit_code, child.describe_exit()) == (-signal.SIGKILL, "its fork server")
+    assert (child.exit_code, child.describe_exit()) == (-signal.SIGKILL, "its fork server (signal SIGKILL)")
     assert psutil.wait_procs([process, stopped], HANG)[1] == []
     child = watch.start(make("wait"))
     await_ready(watch, [child])

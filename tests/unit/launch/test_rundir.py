@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -128,3 +129,16 @@ def test_addresses_are_distinct_and_short_enough_for_a_unix_socket() -> None:
     assert len(set(addresses)) == len(addresses)
     assert all(address.startswith(f"ipc://{layout.directory}/") for address in addresses)
     assert max(map(len, addresses)) - len("ipc://") + len(".999") <= 107
+
+
+@pytest.mark.parametrize("refuses", ["mkdir", "write"])
+def test_a_file_system_without_room_is_one_error(refuses: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path if refuses == "mkdir" else os, refuses, refuse)
+    with pytest.raises(LaunchError, match="cannot be made: No space left on device") as found:
+        RunDir.create(base)
+    assert "XDG_RUNTIME_DIR" in found.value.hint
+    monkeypatch.undo()
+    assert directories(base) == []

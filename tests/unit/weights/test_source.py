@@ -126,7 +126,7 @@ def test_a_gguf_file_is_converted_once_and_in_another_process(model: Path, make_
     (folder,) = (path for path in (cache / "models").iterdir() if path.is_dir())
     assert done.stdout.splitlines() == [
         f"converting tiny.gguf to safetensors in {folder} (once)",
-        "storing the weights as float32",
+        "storing the weights as float32; for a small model that takes half a minute",
         "tiny",
         "tiny",
         "[]",
