@@ -84,8 +84,14 @@ def test_several_workers_of_each_kind(launch: Launch) -> None:
     assert [server.chat().status_code for _ in range(3)] == [200] * 3
     wait_for(lambda: server.sample("tpserve_kv_cache_usage_perc") == 0)
     assert server.sample("tpserve_prefix_cache_queries_total") > server.sample("tpserve_prefix_cache_hits_total") > 0
-    server.process.send_signal(signal.SIGTERM)
-    assert server.end() == 0, server.text
+    everybody = [*server.children().values(), server.process]
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.chat, max_tokens=300)
+        wait_for(lambda: server.sample("tpserve_num_requests_running") > 0)
+        for process in everybody:  # as a service manager does
+            process.send_signal(signal.SIGTERM)
+        assert server.end() == 0, server.text
+    assert answer.result().status_code == 200
     assert "ERROR" not in server.text
 
 
