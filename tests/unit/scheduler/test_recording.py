@@ -335,7 +335,7 @@ def test_a_forged_number_is_refused_or_a_difference_and_never_anything_else(path
     content, found = path.read_bytes(), set()
     where = all_places(path)
     header = [place for place in where if place[0] == 0]
-    rest = random.Random(3).sample([place for place in where if place[0]], 120)
+    rest = random.Random(3).sample([place for place in where if place[0]], 40)
     for place in [*header, *rest]:
         for odd in ODD:
             path.write_bytes(content)
