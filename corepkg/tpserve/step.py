@@ -9,9 +9,10 @@ read it.
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta
 
 __all__ = ["Engine", "EngineLimits", "PageWrite", "Pending", "Sequence", "SlotParams", "Step", "TokenWrite"]
 
@@ -69,7 +70,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """What an engine has, agreed over all ranks.
+    """What an engine has, agreed over all ranks. The ranges, wider than any machine, are checked where one is decoded.
 
     Attributes:
         pages: pages of the KV pool, numbered from 0; the same number on every rank.
@@ -80,11 +81,11 @@ class EngineLimits(msgspec.Struct, frozen=True):
         eos_ids: tokens that end a text, sorted.
     """
 
-    pages: int
-    page_size: int
-    slots: int
-    max_context: int
-    vocab_size: int
+    pages: Annotated[int, Meta(ge=1, le=1 << 26)]
+    page_size: Annotated[int, Meta(ge=1, le=1 << 16)]
+    slots: Annotated[int, Meta(ge=1, le=1 << 20)]
+    max_context: Annotated[int, Meta(ge=1, le=1 << 31)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 31)]
     eos_ids: tuple[int, ...]
 
 

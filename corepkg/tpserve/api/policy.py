@@ -203,7 +203,8 @@ class Policy(ABC):
         """Decide the next step. Pure; see the module's rule.
 
         The plan keeps to ``view.limits``; the scheduler checks it and treats a breach as a bug of the policy. A plan
-        that computes nothing is one only if nothing is running.
+        that computes nothing is one as well, so that the ranks never turn round in vain: something can be computed
+        whenever this is asked. It is none only while a running request awaits its last token.
         """
 
     def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
 from tpserve.errors import Divergence, RankError
 from tpserve.messages import FinishReason
@@ -42,7 +44,7 @@ class RoundDecisions(msgspec.Struct, frozen=True):
     uids: list[int] = []
     pages: list[list[int]] = []
     lengths: list[int] = []
-    tokens: list[int] = []
+    tokens: list[Annotated[int, Meta(ge=-1, lt=1 << 31)]] = []
     finished: list[FinishReason | None] = []
     retracted: list[int] = []
 

@@ -19,10 +19,11 @@ import struct
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
 from tpserve.errors import UserError
 from tpserve.messages import Abort, Generate, Shutdown
@@ -30,6 +31,7 @@ from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.round import Round
 from tpserve.scheduler.scheduler import Budget
 from tpserve.step import EngineLimits
+from tpserve.tokens import ITEM
 
 __all__ = ["Header", "RecordedRound", "Recorder", "Recording", "RecordingError"]
 
@@ -72,7 +74,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     options: dict[str, Any]
     provider: str
-    tokenizers: int
+    tokenizers: Annotated[int, Meta(ge=1)]
 
 
 class RecordedRound(msgspec.Struct, frozen=True):
@@ -155,6 +157,19 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _flaw(record: RecordedRound, number: int) -> str:
+    """What no rank can have decided from, in one line; empty if there is nothing of the kind."""
+    if record.number != number:
+        return f"round {record.number} stands in the place of round {number}"
+    for message in record.messages:
+        if isinstance(message, Generate):
+            if len(message.prompt_ids) % ITEM or len(message.output_ids) % ITEM:
+                return f"request {message.uid} has half a token"
+            if message.params.seed is None or message.params.max_tokens is None:
+                return f"request {message.uid} has no seed, or no end"
+    return ""
+
+
 def _prefix(length: int, digest: int, number: int) -> bytes:
     """What stands before the payload of record ``number``."""
     claim = CLAIM.pack(length, digest)
@@ -201,6 +216,9 @@ class Recording:
         """
         with self._file:
             while (found := self._read(RecordedRound)) is not None:
+                flaw = _flaw(found, self._records - 2)
+                if flaw:
+                    raise RecordingError(f"{self._path}: record {self._records - 1} is none that a rank writes: {flaw}")
                 yield found
             if not self.is_cut_off and self._file.read(1):
                 raise RecordingError(f"{self._path} goes on behind its end", "Give each recording a file of its own")
@@ -214,7 +232,9 @@ class Recording:
         try:
             found = msgspec.msgpack.decode(payload, type=type_)
         except msgspec.MsgspecError as error:
-            raise RecordingError(f"{self._path}: record {self._records} is of another version: {error}") from None
+            raise RecordingError(
+                f"{self._path}: record {self._records} is of another version, or forged: {error}"
+            ) from None
         self._records += 1
         return found
 

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from tpserve.api.policy import Limits, Plan, Policy, Prefill
@@ -35,7 +37,7 @@ __all__ = ["Budget", "Scheduler"]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler is told to keep to.
+    """What the scheduler is told to keep to. The ranges are checked where one is decoded.
 
     Attributes:
         running: the most requests that hold pages at a time.
@@ -45,9 +47,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         overlap: whether a round is decided while the one before is computed.
     """
 
-    running: int = 256
-    step_tokens: int = 8192
-    chunk: int = 0
+    running: Annotated[int, Meta(ge=1)] = 256
+    step_tokens: Annotated[int, Meta(ge=1)] = 8192
+    chunk: Annotated[int, Meta(ge=0)] = 0
     cache: bool = True
     overlap: bool = False
 

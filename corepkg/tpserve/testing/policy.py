@@ -13,10 +13,12 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -24,9 +26,10 @@ import pytest
 from msgspec.structs import replace
 
 from tpserve.api import Options, Plan, Policy, PolicySpec
+from tpserve.messages import MAX_PRIORITY
 from tpserve.testing.processes import PATIENCE, load
 from tpserve.testing.queues import CountingView, QueueState, fault, long_queue, random_state
-from tpserve.testing.traffic import Ask, rounds_until_finished
+from tpserve.testing.traffic import CONTEXT, LARGE_CONTEXT, Ask, rounds_until_finished
 
 __all__ = ["PolicyContract"]
 
@@ -40,8 +43,29 @@ TRAFFIC: dict[str, Callable[[random.Random], Ask]] = {
     "mixed": lambda draw: Ask(draw.choice([3, 30, 95, 200]), draw.choice([1, 10, 100])),
     "cached": lambda draw: Ask(draw.randint(60, 90), draw.randint(1, 8), shared=56),
     "urgent": lambda draw: Ask(draw.randint(1, 30), draw.randint(1, 30), priority=draw.choice([1, 3, 5])),
+    "varied": lambda draw: Ask(draw.randint(1, 400), draw.randint(1, 60), priority=draw.randint(-5, 5)),
 }
 """The requests that keep coming."""
+
+
+def _draw_victim(draw: random.Random) -> Ask:
+    prompt = draw.randint(1, CONTEXT - 1)
+    return Ask(prompt, draw.randint(1, min(100, CONTEXT - prompt)), priority=draw.randint(-2, 2))
+
+
+VICTIMS = [
+    *(Ask(1, 1), Ask(20, 20, priority=-1), Ask(99, 2, priority=1), Ask(250, 30)),
+    *(Ask(CONTEXT - 1, 1), Ask(LARGE_CONTEXT - 1, 1)),
+    *(_draw_victim(random.Random(number)) for number in range(2)),
+]
+"""Whose turn has to come: the ends of the range of what may be asked for, and some within."""
+
+SLOW_VICTIMS = [Ask(20, 20, priority=-MAX_PRIORITY), Ask(1, CONTEXT - 1)]
+"""And whose turn may come late."""
+
+
+def _name(victim: Ask) -> str:
+    return f"{victim.prompt}+{victim.output}@{victim.priority}"
 
 
 class PolicyContract:
@@ -49,10 +73,12 @@ class PolicyContract:
 
     Attributes:
         rounds: within so many rounds every request is finished, whatever else keeps coming.
+        rounds_at_last: and within so many one of the lowest priority of all, or with the longest answer.
         reads: so many of a long queue's requests may be read in one round.
     """
 
     rounds: ClassVar[int] = 3000
+    rounds_at_last: ClassVar[int] = 15_000
     reads: ClassVar[int] = 1000
 
     @pytest.fixture
@@ -93,7 +119,7 @@ class PolicyContract:
             decide(policy, state)
             assert msgspec.json.encode(state) == before
 
-    @pytest.mark.parametrize(("hash_seed", "clock"), [(0, 0.0), (1, 1e6 + 1.37), (4321, -1e7 - 0.71)])
+    @pytest.mark.parametrize(("hash_seed", "clock"), [(0, 0.0), (1, 1e6 + 1.37), (4321, -1e8 - 4321.71)])
     def test_another_process_decides_alike(
         self, spec: PolicySpec, options: Options, states: list[QueueState], hash_seed: int, clock: float
     ) -> None:
@@ -112,21 +138,31 @@ class PolicyContract:
             grown = [replace(request, length=request.length + 100, pending=0) for request in state.running]
             assert [policy.retraction_order(request) for request in grown] == order, "their places change as they go on"
 
-    @pytest.mark.parametrize("victim", [(1, 1), (20, 20), (99, 2), (250, 30)], ids="{0[0]}+{0[1]}".format)
+    @pytest.mark.parametrize("victim", VICTIMS, ids=_name)
     @pytest.mark.parametrize("traffic", TRAFFIC)
-    def test_nobody_waits_for_ever(
-        self, spec: PolicySpec, options: Options, traffic: str, victim: tuple[int, int]
+    def test_nobody_waits_for_ever(self, spec: PolicySpec, options: Options, traffic: str, victim: Ask) -> None:
+        """A request of any size and sign is finished after a bounded number of rounds, while others keep coming."""
+        _finishes(make(spec, options), traffic, victim, self.rounds)
+
+    @pytest.mark.parametrize("victim", SLOW_VICTIMS, ids=_name)
+    @pytest.mark.parametrize("traffic", ["short", "urgent", "varied"])
+    def test_not_even_the_last_waits_for_ever(
+        self, spec: PolicySpec, options: Options, traffic: str, victim: Ask
     ) -> None:
-        """A request of any size is finished after a bounded number of rounds, while others keep coming."""
-        draw = random.Random(1)
-        waited = rounds_until_finished(make(spec, options), lambda: TRAFFIC[traffic](draw), Ask(*victim), self.rounds)
-        assert waited is not None, f"a prompt of {victim[0]} tokens is not finished after {self.rounds} rounds"
+        """Neither does one of the lowest priority that a client can ask for, or with the longest answer."""
+        _finishes(make(spec, options), traffic, victim, self.rounds_at_last)
 
     def test_a_long_queue_is_not_read_to_its_end(self, spec: PolicySpec, options: Options) -> None:
         """What is not read costs nothing."""
         view = CountingView(long_queue(10_000))
         make(spec, options).plan(view)
         assert view.reads <= self.reads, f"read {view.reads} of 10000 waiting requests"
+
+
+def _finishes(policy: Policy, traffic: str, victim: Ask, most: int) -> None:
+    draw = random.Random(1)
+    waited = rounds_until_finished(policy, lambda: TRAFFIC[traffic](draw), victim, most)
+    assert waited is not None, f"{victim} is not finished after {most} rounds"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -198,11 +234,21 @@ def decided_elsewhere(
 
 
 def shift_clock(seconds: float) -> None:
-    """Set the clocks that Python code reads ahead, for the rest of this process."""
-    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
-        clock, exact = getattr(time, name), getattr(time, f"{name}_ns")
-        setattr(time, name, lambda clock=clock: clock() + seconds)
-        setattr(time, f"{name}_ns", lambda exact=exact: exact() + int(seconds * 1e9))
+    """Set the clocks that the standard library reads ahead, for the rest of this process.
+
+    Those of modules ``time``, ``datetime``, ``os`` and ``resource``; not what a C library asks the kernel, nor what
+    files say, nor a function that somebody has imported before.
+    """
+    nanoseconds = int(seconds * 1e9)
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"):
+        _shift(time, name, lambda now: now + seconds)
+        _shift(time, f"{name}_ns", lambda now: now + nanoseconds)
+    _shift(os, "times", lambda now: type(now)(each + seconds for each in now))
+    _shift(resource, "getrusage", lambda now: type(now)([now[0] + seconds, now[1] + seconds, *now[2:]]))
+    for name in ("localtime", "gmtime", "ctime"):
+        _give_now(name, 0, lambda: time.time())
+    _give_now("asctime", 0, lambda: time.localtime())
+    _give_now("strftime", 1, lambda: time.localtime())
     offset = datetime.timedelta(seconds=seconds)
 
     class Shifted(datetime.datetime):
@@ -214,7 +260,23 @@ def shift_clock(seconds: float) -> None:
         def utcnow(cls) -> Self:
             return cls.now(datetime.UTC).replace(tzinfo=None)
 
-    datetime.datetime = Shifted  # type: ignore[misc]
+    datetime.datetime = Shifted  # type: ignore[misc]  # date.today and datetime.today ask time.time
+
+
+def _shift(module: ModuleType, name: str, shifted: Callable[[Any], Any]) -> None:
+    """Have a function of a module return another time."""
+    clock = getattr(module, name)
+    setattr(module, name, lambda *args: shifted(clock(*args)))
+
+
+def _give_now(name: str, index: int, now: Callable[[], object]) -> None:
+    """Have a function of ``time``, which takes a time or now as its last argument, ask us for the latter."""
+    function = getattr(time, name)
+
+    def told(*args: Any) -> Any:
+        return function(*args[:index], args[index] if args[index:] and args[index] is not None else now())
+
+    setattr(time, name, told)
 
 
 def main() -> None:

@@ -15,10 +15,14 @@ from tpserve.scheduler.scheduler import Budget, Scheduler
 from tpserve.step import EngineLimits, Pending, Step
 from tpserve.tokens import pack_ids
 
-__all__ = ["Ask", "NoEngine", "rounds_until_finished"]
+__all__ = ["CONTEXT", "LARGE_CONTEXT", "Ask", "NoEngine", "rounds_until_finished"]
 
-LIMITS = EngineLimits(pages=60, page_size=8, slots=8, max_context=480, vocab_size=50, eos_ids=())
+CONTEXT, LARGE_CONTEXT = 480, 1 << 16
+LIMITS = EngineLimits(pages=60, page_size=8, slots=8, max_context=CONTEXT, vocab_size=50, eos_ids=())
 BUDGET = Budget(running=8, step_tokens=100)
+LARGE = EngineLimits(pages=1024, page_size=64, slots=8, max_context=LARGE_CONTEXT, vocab_size=50, eos_ids=())
+LARGE_BUDGET = Budget(running=8, step_tokens=4096)
+"""What is there where the request in question would not fit otherwise."""
 BACKLOG = 28
 """So many requests live at any time until the victim comes, and twice as many from then on."""
 LEAD = 50
@@ -46,8 +50,8 @@ def rounds_until_finished(policy: Policy, draw: Callable[[], Ask], victim: Ask, 
 
     Args:
         policy: decides.
-        draw: what each of the others asks for.
-        victim: and the one in question.
+        draw: what each of the others asks for; up to CONTEXT tokens.
+        victim: and the one in question; up to LARGE_CONTEXT.
         most: give up after so many rounds.
 
     Returns:
@@ -55,7 +59,9 @@ def rounds_until_finished(policy: Policy, draw: Callable[[], Ask], victim: Ask, 
     """
     traffic = _Traffic(draw, victim, most)
     replies = LocalReplies(traffic.note)
-    Scheduler(traffic, replies, NoEngine(LIMITS), policy, DecisionLog(0), BUDGET).run()
+    fits = victim.prompt + victim.output <= LIMITS.max_context
+    limits, budget = (LIMITS, BUDGET) if fits else (LARGE, LARGE_BUDGET)
+    Scheduler(traffic, replies, NoEngine(limits), policy, DecisionLog(0), budget).run()
     return traffic.waited
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.scheduler.test_recording import first_record, record
+from tests.unit.scheduler.test_recording import first_record, forge, put, record
 
 
 @pytest.fixture
@@ -79,3 +79,16 @@ def test_a_file_that_is_no_recording(run_cli: Any, tmp_path: Path) -> None:
     done = run_cli("replay", str(path))
     assert done.returncode == 2
     assert done.stderr == f"error: {path} is no recording\nhint: tpserve launch --record FILE writes one\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "odd"),
+    [(("limits", "pages"), -1), (("options",), {"reserve": 7}), (("policy",), "none"), (("budget",), {})],
+)
+def test_a_forged_header_is_one_line_or_no_matter(run_cli: Any, recorded: Path, place: Any, odd: Any) -> None:
+    forge(recorded, lambda records: put(records, (0, *place), odd))
+    done = run_cli("replay", str(recorded))
+    assert "Traceback" not in done.stderr
+    if place != ("budget",):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ")

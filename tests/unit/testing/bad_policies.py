@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView, RunningRequest
+from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView, RunningRequest, WaitingRequest
 from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.filling import fill
 from tpserve.policies.options import BatchingOptions
@@ -21,6 +21,14 @@ class Clock(FcfsPolicy):
     def plan(self, view: QueueView) -> Plan:
         made = super().plan(view)
         return Plan() if view.num_decoding and time.monotonic_ns() // 1000 % 2 else made
+
+
+class WallClock(FcfsPolicy):
+    """Decodes alone in every other stretch of a million seconds."""
+
+    def plan(self, view: QueueView) -> Plan:
+        made = super().plan(view)
+        return Plan() if view.num_decoding and time.clock_gettime(time.CLOCK_REALTIME) // 1e6 % 2 else made
 
 
 class SetOrder(FcfsPolicy):
@@ -119,6 +127,48 @@ class UrgentFirst(FcfsPolicy):
     def plan(self, view: QueueView) -> Plan:
         waiting = sorted(view.waiting(), key=lambda request: (-request.priority, request.arrival))
         return fill(view, waiting, self.options, self.retraction_order)
+
+
+class NeverTheMeek(FcfsPolicy):
+    """Admits nobody of a priority below 0 while anyone else is there."""
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = [request for request in view.waiting() if request.priority >= 0]
+        return (
+            fill(view, waiting, self.options, self.retraction_order) if _is_busy(waiting, view) else super().plan(view)
+        )
+
+
+class NeverTheLowest(FcfsPolicy):
+    """Admits nobody of a priority below -50 while anyone else is there."""
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = [request for request in view.waiting() if request.priority >= -50]
+        return (
+            fill(view, waiting, self.options, self.retraction_order) if _is_busy(waiting, view) else super().plan(view)
+        )
+
+
+class NeverTheLong(FcfsPolicy):
+    """Admits no prompt above 260 tokens while anyone else is there."""
+
+    most = 260
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = [request for request in view.waiting() if request.cached + request.tokens <= self.most]
+        return (
+            fill(view, waiting, self.options, self.retraction_order) if _is_busy(waiting, view) else super().plan(view)
+        )
+
+
+class NeverTheHuge(NeverTheLong):
+    """Admits no prompt above 5000 tokens while anyone else is there."""
+
+    most = 5000
+
+
+def _is_busy(waiting: list[WaitingRequest], view: QueueView) -> bool:
+    return bool(waiting) or view.num_running > 0
 
 
 class PromptsFirst(FcfsPolicy):

@@ -1,9 +1,11 @@
 """Bugs to plant into the scheduler, each of a kind that someone will write one day."""
 
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from tpserve.api import Plan, Prefill
 from tpserve.envelope import WORDS, Opener
@@ -18,6 +20,7 @@ from tpserve.scheduler.batch import Batch
 from tpserve.scheduler.capacity import Capacity
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.queues import Queues, Tombstones
+from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource
 from tpserve.scheduler.scheduler import Scheduler
 
 __all__ = ["BUGS", "plant"]
@@ -241,3 +244,100 @@ def frames_that_may_come_in_any_order(right, self, frames):
         self._due[first] = sequence
         payloads += right(self, [frame])
     return payloads
+
+
+@bug(Scheduler, "_ask", 20)
+def one_request_too_many_that_runs(right, self, round, growing):
+    most = self._max_running
+    self._max_running = min(most + 1, self._limits.slots)
+    plan = right(self, round, growing)
+    self._max_running = most
+    return plan
+
+
+@bug(LeaderSource, "_take", 20)
+def rounds_of_any_number_of_messages(right, self, deadline):
+    self._caps = Caps(10**6, self._caps.bytes)
+    return right(self, deadline)
+
+
+@bug(LeaderSource, "_take", 20)
+def rounds_of_one_message_too_many(right, self, deadline):
+    self._caps = Caps(self._caps.messages + 1, self._caps.bytes)
+    frames = right(self, deadline)
+    self._caps = Caps(self._caps.messages - 1, self._caps.bytes)
+    return frames
+
+
+@bug(LeaderSource, "_take", 5)
+def rounds_of_any_number_of_bytes(right, self, deadline):
+    self._caps = Caps(self._caps.messages, 10**9)
+    return right(self, deadline)
+
+
+@bug(Batch, "start", 5)
+def cached_tokens_that_are_not_told(right, self, request):
+    right(self, request)
+    self._started[-1:] = [replace(self._started[-1], cached_tokens=0)] if self._started else []
+
+
+@bug(KvPool, "release", 5)
+def answers_that_are_not_cached(right, self, holding, ids):
+    right(self, holding, ids[: holding.shared * self._tree.page_bytes])
+
+
+@bug(KvPool, "share", 5)
+def prompts_that_are_cached_only_in_the_end(right, self, holding, ids):
+    if sys._getframe(2).f_code.co_name == "release":
+        right(self, holding, ids)
+
+
+@bug(KvPool, "admit", 5)
+def prefixes_that_are_cached_and_not_found(right, self, ids):
+    self.counters.looked_up += max(0, len(ids) - self._tree.page_bytes) // 4
+    return right(self, ids[: self._tree.page_bytes])
+
+
+@bug(KvPool, "grow", 5)
+def all_evicted_whenever_one_page_is_wanted(right, self, holding, count):
+    if count > self._pages.free_count:
+        self.counters.evicted += self._tree.evictable
+        self._pages.free(self._tree.evict(self._tree.evictable))
+    return right(self, holding, count)
+
+
+@bug(RadixTree, "evict", 5)
+def twice_as_much_evicted(right, self, count):
+    return right(self, min(2 * count, self.evictable))
+
+
+@bug(KvPool, "grow", 5)
+def evictions_that_are_not_counted(right, self, holding, count):
+    counted = self.counters.evicted
+    pages = right(self, holding, count)
+    self.counters.evicted = counted
+    return pages
+
+
+@bug(Scheduler, "_retract", 40)
+def one_request_too_many_retracted(right, self, request, batch):
+    right(self, request, batch)
+    if len(self.queues.running) > 1:
+        right(self, self._last(), batch)
+
+
+@bug(Scheduler, "_grow", 10)
+def a_request_retracted_though_pages_can_be_had(right, self, full, batch):
+    if self.capacity.available == 1 and full and not self.queues.has_ending and len(self.queues.running) > 1:
+        self._retract(self._last(), batch)
+    right(self, [each for each in full if each.uid in self.queues.decoding], batch)
+
+
+@bug(LpmPolicy, "plan", 60)
+def lpm_that_does_not_look_at_the_cache(right, self, view):
+    return fill(view, view.waiting(), self.options, self.retraction_order)
+
+
+@bug(FollowerSource, "_check", 40)
+def announcements_that_are_not_checked(right, self, announcement):
+    pass

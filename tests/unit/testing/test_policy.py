@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.queues import Queues, Request
 from tpserve.scheduler.view import breach
 from tpserve.testing.fake_engine import SMALL_LIMITS
-from tpserve.testing.policy import PolicyContract
+from tpserve.testing.policy import SLOW_VICTIMS, VICTIMS, PolicyContract
 from tpserve.testing.queues import CountingView, QueueState, fault, random_state
+from tpserve.testing.traffic import CONTEXT, Ask
 from tpserve.tokens import pack_ids
 
 
@@ -31,23 +35,37 @@ def bad(monkeypatch: pytest.MonkeyPatch) -> Any:
     return bad_policies
 
 
+class Quick(PolicyContract):
+    """The contract, sooner at an end with those who let wait."""
+
+    rounds_at_last = 3000
+
+
 STATES = [random_state(random.Random(seed)) for seed in range(300)]
-SHORT_TRAFFIC = {"traffic": "short", "victim": (99, 2)}
+MEEK = next(victim for victim in VICTIMS if victim.priority < 0)
+LONGEST = next(victim for victim in VICTIMS if victim.prompt == CONTEXT - 1)
+HUGEST = max(VICTIMS, key=lambda victim: victim.prompt)
+SHORT_TRAFFIC = {"traffic": "short", "victim": Ask(99, 2)}
 
 
 @pytest.mark.parametrize(
     ("policy", "test", "arguments"),
     [
         ("Clock", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 0, "clock": 1e6 + 1.37}),
+        ("WallClock", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 0, "clock": 1e6 + 1.37}),
         ("SetOrder", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
         ("OverBudget", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Idle", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Twice", "test_plans_keep_to_the_limits", {"states": STATES}),
         ("Starving", "test_nobody_waits_for_ever", SHORT_TRAFFIC),
         ("LastFirst", "test_nobody_waits_for_ever", SHORT_TRAFFIC),
-        ("CachedFirst", "test_nobody_waits_for_ever", {"traffic": "cached", "victim": (99, 2)}),
-        ("UrgentFirst", "test_nobody_waits_for_ever", {"traffic": "urgent", "victim": (20, 20)}),
-        ("PromptsFirst", "test_nobody_waits_for_ever", {"traffic": "brief", "victim": (20, 20)}),
+        ("CachedFirst", "test_nobody_waits_for_ever", {"traffic": "cached", "victim": Ask(99, 2)}),
+        ("UrgentFirst", "test_nobody_waits_for_ever", {"traffic": "urgent", "victim": Ask(20, 20)}),
+        ("PromptsFirst", "test_nobody_waits_for_ever", {"traffic": "brief", "victim": Ask(20, 20)}),
+        ("NeverTheMeek", "test_nobody_waits_for_ever", {"traffic": "short", "victim": MEEK}),
+        ("NeverTheLowest", "test_not_even_the_last_waits_for_ever", {"traffic": "short", "victim": SLOW_VICTIMS[0]}),
+        ("NeverTheLong", "test_nobody_waits_for_ever", {"traffic": "short", "victim": LONGEST}),
+        ("NeverTheHuge", "test_nobody_waits_for_ever", {"traffic": "short", "victim": HUGEST}),
         ("LongestLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("LeastUrgentLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("Hashed", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
@@ -58,8 +76,54 @@ SHORT_TRAFFIC = {"traffic": "short", "victim": (99, 2)}
 )
 def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        getattr(PolicyContract(), test)(bad.spec_of(policy), BatchingOptions(), **arguments)
-    getattr(PolicyContract(), test)(tpserve_policies()[0], BatchingOptions(), **arguments)
+        getattr(Quick(), test)(bad.spec_of(policy), BatchingOptions(), **arguments)
+    getattr(Quick(), test)(tpserve_policies()[0], BatchingOptions(), **arguments)
+
+
+CLOCKS = """
+import datetime, os, resource, sys, time
+from tpserve.testing.policy import shift_clock
+start = datetime.datetime(1970, 1, 1)
+NAMES = "time", "monotonic", "perf_counter", "process_time", "thread_time"
+def read():
+    return {
+        **{name: getattr(time, name)() for name in NAMES},
+        **{f"{name}_ns": getattr(time, f"{name}_ns")() / 1e9 for name in NAMES},
+        "clock_gettime": time.clock_gettime(time.CLOCK_BOOTTIME),
+        "clock_gettime_ns": time.clock_gettime_ns(time.CLOCK_REALTIME) / 1e9,
+        "localtime": time.mktime(time.localtime()),
+        "gmtime": time.mktime(time.gmtime(None)),
+        "ctime": time.mktime(time.strptime(time.ctime())),
+        "asctime": time.mktime(time.strptime(time.asctime())),
+        "strftime": float(time.strftime("%s")),
+        "os.times": os.times().elapsed,
+        "getrusage": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+        "now": datetime.datetime.now().timestamp(),
+        "utcnow": (datetime.datetime.utcnow() - start).total_seconds(),
+        "today": datetime.datetime.today().timestamp(),
+        "date": (datetime.date.today() - start.date()).total_seconds(),
+    }
+before, given = read(), time.gmtime(0)
+shift_clock(1e7)
+print({name: now - before[name] for name, now in read().items() if abs(now - before[name] - 1e7) > 86400})
+assert time.gmtime(0) == given and time.strftime("%Y", given) == "1970"
+"""
+
+
+def test_every_clock_of_the_standard_library_is_shifted() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", CLOCKS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TZ": "UTC"})
+    assert done.stdout == "{}\n"
+
+
+def test_a_plan_of_nothing_is_a_breach_while_anything_can_be_computed() -> None:
+    kinds = set()
+    for state in STATES:
+        idle = bool(state.finishing)
+        kinds.add((idle, state.decoding > 0))
+        found = breach(Plan(decode=False), queues_of(state), Cached(state), state.limits)
+        assert (found is None, fault(Plan(decode=False), state) is None) == (idle, idle)
+    assert len(kinds) == 4, "the states hold not every kind"
 
 
 def test_the_kit_and_the_scheduler_find_the_same_faults() -> None:

@@ -12,7 +12,7 @@ from tpserve.api import Announcement, Plan, Policy, QueueView, RunningRequest
 
 __all__ = [
     *("Deviant", "Fault", "Meddler", "PageSwapper", "Retractor", "Stopper", "Striker"),
-    *("corrupt_announcement", "corrupt_frame"),
+    *("corrupt_announcement", "corrupt_frame", "must_be_noticed"),
 ]
 
 T = TypeVar("T")
@@ -76,10 +76,12 @@ class Meddler(Generic[T]):
 
     Attributes:
         has_struck: it has happened.
+        struck: to this item.
     """
 
     def __init__(self, fault: Fault, corrupt: Callable[[T, int], T]) -> None:
         self.has_struck = False
+        self.struck: T | None = None
         self._fault = fault
         self._corrupt = corrupt
         self._left = fault.after
@@ -94,6 +96,7 @@ class Meddler(Generic[T]):
         if self._left >= 0:
             return [item]
         self.has_struck = True
+        self.struck = item
         match self._fault.way:
             case "lost":
                 return []
@@ -114,9 +117,24 @@ def corrupt_frame(frame: bytes, bits: int) -> bytes:
 
 def corrupt_announcement(announcement: Announcement, bits: int) -> Announcement:
     """Turn one of the lower bits of a number over."""
-    field = Announcement.__struct_fields__[bits % 5]
+    field = _field(bits)
     value = getattr(announcement, field) ^ 1 << bits // 5 % 8
     return msgspec.structs.replace(announcement, **{field: value})
+
+
+def must_be_noticed(fault: Fault, announcement: Announcement) -> bool:
+    """Whether no follower may go on after this happens to an announcement.
+
+    A sign of life may be missing or come twice, and of a digest that is turned into that of a round to come nothing is
+    known; but which round is meant, where it begins and how long it is, a follower always knows better.
+    """
+    if fault.way == "corrupted":
+        return _field(fault.bits) in {"round", "first_frame", "count"}
+    return not announcement.is_heartbeat
+
+
+def _field(bits: int) -> str:
+    return Announcement.__struct_fields__[bits % 5]
 
 
 class Stopper:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from tpserve.api import Policy
+from tpserve.api import Announcement, Policy
 from tpserve.errors import RankError
+from tpserve.messages import StepOutput
 from tpserve.scheduler.digest import DecisionLog
 from tpserve.scheduler.replies import LocalReplies, NullReplies
 from tpserve.scheduler.round import FollowerSource, LeaderSource, RoundSource
@@ -22,10 +23,12 @@ from tpserve.testing.sim.faults import (
     Striker,
     corrupt_announcement,
     corrupt_frame,
+    must_be_noticed,
 )
+from tpserve.testing.sim.ledger import Ledger
 from tpserve.testing.sim.links import FollowerEnd, Intake, LeaderEnd, Wire, WouldBlock
 from tpserve.testing.sim.scenario import Scenario
-from tpserve.testing.sim.state import NUMBERS, State, difference, state_of
+from tpserve.testing.sim.state import FULL, NUMBERS, State, difference, state_of
 
 __all__ = ["Group", "Member"]
 
@@ -64,6 +67,7 @@ class Group:
         intake: what the tokenizers send to.
         wires: from the leader to each follower.
         members: the ranks; the first leads.
+        ledger: a second account of what the leader does.
         meddle_intake: what happens to frames on their way from the tokenizers, if anything does.
         is_down: a rank has failed, so all others will.
     """
@@ -72,6 +76,7 @@ class Group:
         self.intake = Intake()
         self.is_down = False
         self._fault = fault
+        self._clients = clients
         self._depth = 1 + scenario.budget.overlap
         self._states: list[State] = []
         self._differs_since: int | None = None
@@ -81,6 +86,7 @@ class Group:
         self.meddle_intake: Meddler[bytes] | None = None
         self._stopper: Stopper | None = None
         self._swapper: PageSwapper | None = None
+        self._announcements: Meddler[Announcement] | None = None
         self._striker = self._set_up(fault, policies)
         logs = [DecisionLog(rank) for rank in range(size)]
         end = LeaderEnd(self.wires)
@@ -88,23 +94,26 @@ class Group:
             LeaderSource(self.intake, end, end, logs[0], scenario.caps, math.inf, WATCHDOG),
             *[self._follower(wire, logs[rank], size) for rank, wire in enumerate(self.wires, start=1)],
         ]
+        budget = scenario.budget
+        engines = [FakeEngine(scenario.limits, budget.step_tokens, budget.chunk) for _ in range(size)]
         self.members = [
             Member(
                 rank,
                 sources[rank],
                 Scheduler(
                     sources[rank],
-                    NullReplies() if rank else LocalReplies(clients.deliver),
-                    FakeEngine(scenario.limits, scenario.budget.step_tokens, scenario.budget.chunk),
+                    NullReplies() if rank else LocalReplies(self._deliver),
+                    engines[rank],
                     policies[rank],
                     logs[rank],
-                    scenario.budget,
+                    budget,
                     scenario.tokenizers,
                 ),
                 logs[rank],
             )
             for rank in range(size)
         ]
+        self.ledger = Ledger(scenario, self.leader.scheduler, engines[0])
 
     @property
     def leader(self) -> Member:
@@ -115,6 +124,12 @@ class Group:
     def has_struck(self) -> bool:
         """Whether what goes wrong has happened."""
         return self._striker is not None and self._striker.has_struck
+
+    @property
+    def is_gullible(self) -> bool:
+        """Whether nobody has noticed what happened to an announcement, and somebody had to."""
+        struck = self._announcements.struck if self._announcements else None
+        return not self.is_down and bool(self._fault and struck and must_be_noticed(self._fault, struck))
 
     def can_step(self, member: Member) -> bool:
         """Whether a rank would not wait for another."""
@@ -143,6 +158,10 @@ class Group:
             self._fail(member, error)
             return True
         member.rounds += 1
+        if member.rank == 0:
+            self.ledger.check(self.intake.note())
+            if member.rounds % FULL == 0:
+                self.ledger.check_everything()
         self._compare(member)
         if self._swapper:
             self._swapper.look(member.rank, member.rounds, member.scheduler.capacity.pool._pages._stack)
@@ -158,6 +177,10 @@ class Group:
             if not member.is_over:
                 member.is_over = True
                 member.source.close()
+
+    def _deliver(self, output: StepOutput) -> None:
+        self.ledger.hear(output)
+        self._clients.deliver(output)
 
     def _follower(self, wire: Wire, log: DecisionLog, size: int) -> FollowerSource:
         end = FollowerEnd(wire, log.rank, size)
@@ -176,9 +199,9 @@ class Group:
                 frames = self.wires[fault.rank - 1].meddle_frame = Meddler(fault, corrupt_frame)
                 return frames
             case "announcement":
-                announcements = Meddler(fault, corrupt_announcement)
-                self.wires[fault.rank - 1].meddle_announcement = announcements
-                return announcements
+                self._announcements = Meddler(fault, corrupt_announcement)
+                self.wires[fault.rank - 1].meddle_announcement = self._announcements
+                return self._announcements
             case "plan":
                 policies[fault.rank] = deviant = Deviant(policies[fault.rank], fault.after)
                 return deviant

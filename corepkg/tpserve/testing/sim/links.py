@@ -37,6 +37,12 @@ class Intake(PipeReceiver):
     def __init__(self) -> None:
         self.frames: deque[bytes] = deque()
         self.beats = 0
+        self._taken: list[int] = []
+
+    def note(self) -> list[int]:
+        """The sizes of the frames that were taken since this was last asked."""
+        taken, self._taken = self._taken, []
+        return taken
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Take what is there."""
@@ -50,6 +56,7 @@ class Intake(PipeReceiver):
         while self.frames and len(taken) < max_frames and size < max_bytes:
             taken.append(self.frames.popleft())
             size += len(taken[-1])
+            self._taken.append(len(taken[-1]))
         return taken
 
     def close(self) -> None:

@@ -139,10 +139,15 @@ class Simulation:
         self.seen["retraction"] += self._fairness.retractions > 0
         for member in group.members:
             member.scheduler.check()
+        if not group.leader.error:
+            group.ledger.check_everything()
+        if group.is_gullible:
+            raise Failure("an announcement was lost, doubled, altered or swapped, and no follower stops")
         if group.is_down:
             return
         if clients.alive:
             raise Failure(f"requests {[*clients.alive]} were never answered")
+        group.ledger.check_reports()
         if not group.has_struck and len({member.log.latest for member in group.members}) > 1:
             raise Failure(f"digests differ in the end: {[member.log.latest for member in group.members]}")
 
