@@ -36,7 +36,7 @@ def dial(end: socket.socket, path: Path | str) -> bool:
     try:
         code = end.connect_ex(str(path))
         if code and code not in NOT_YET:
-            raise OSError(code, errno.errorcode.get(code, str(code)))  # noqa: TRY301 in the words of the others
+            raise OSError(code, errno.errorcode.get(code, str(code)))
     except OSError as error:
         raise TransportError(f"cannot connect to {path}: {error}") from error
     finally:

@@ -102,7 +102,7 @@ class Meeting:
         return None
 
     def cores(self) -> int:
-        """How many cores this rank and those it has met may use together; the leader has met all, and each the leader."""
+        """How many cores this rank and those it has met may use together; followers have met the leader."""
         cores = os.sched_getaffinity(0)
         for peer in self._peers.values():
             pid, _, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
