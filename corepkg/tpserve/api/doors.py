@@ -9,7 +9,7 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def dial(end: socket.socket, path: Path | str) -> bool:
 
 def greetings(
     door: socket.socket, size: int, deadline: float, late: Callable[[], str]
-) -> Iterator[tuple[socket.socket, bytes]]:
+) -> Generator[tuple[socket.socket, bytes], None, None]:
     """Those who come to a listening socket and say something, with what they say; use it in ``contextlib.closing``.
 
     A guest who says nothing holds up nobody else, and is closed in the end; one who leaves without a word is forgotten.
@@ -70,8 +70,10 @@ def greetings(
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise DeadlineExceeded(late())
-            for descriptor, _ in events.poll(1000 * min(remaining, LONGEST_WAIT)):
+            for descriptor, event in events.poll(1000 * min(remaining, LONGEST_WAIT)):
                 if descriptor not in silent:
+                    if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                        raise OSError(errno.EINVAL, "the door was shut")
                     with suppress(BlockingIOError, ConnectionError):  # it has left again
                         guest = door.accept()[0]
                         silent[guest.fileno()] = guest, b""

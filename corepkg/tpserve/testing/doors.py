@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def strangers(directory: Path, count: int) -> Iterator[int]:
             guest.close()
 
 
-def sees_the_deadline(task: Task[object], deadline: float) -> None:
+def sees_the_deadline(task: Task[Any], deadline: float) -> None:
     """See a call end at its deadline, and not much later."""
     with pytest.raises(DeadlineExceeded):
         task.result(deadline - time.monotonic() + SLACK)
