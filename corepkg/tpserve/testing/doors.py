@@ -98,7 +98,7 @@ class SyncDoorContract:
 
 @contextmanager
 def strangers(directory: Path, count: int) -> Iterator[int]:
-    """Have so many connect to each socket in a directory, or as many as can; how many came. They say nothing and stay."""
+    """Have so many connect to each socket in a directory, or as can; how many came. They say nothing and stay."""
     guests: list[socket.socket] = []
     end = time.monotonic() + SEEING
     try:
