@@ -12,9 +12,10 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from tpserve.api import CommContext, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.api.doors import dial, greetings
 
 __all__ = ["Meeting"]
 
@@ -22,6 +23,7 @@ Context = SyncContext | CommContext
 
 LEADER = 0
 RANK = struct.Struct("<I")
+CREDENTIALS = struct.Struct("3i")
 TOKEN = b"."
 ATTEMPTS = 0.01
 LONGEST_WAIT = 20 * 24 * 3600.0
@@ -44,10 +46,13 @@ class Meeting:
             TransportError: somebody leads already.
         """
         followers = self._context.size - 1
-        with _listener(self._context) as listener:
+
+        def late() -> str:
+            return f"{len(self._peers)} of {followers} followers came to the meeting"
+
+        with _listener(self._context) as listener, closing(greetings(listener, RANK.size, deadline, late)) as guests:
             while len(self._peers) < followers:
-                late = f"{len(self._peers)} of {followers} followers came to the meeting"
-                self._welcome(_within(deadline, listener, late).accept()[0], deadline, late)
+                self._welcome(*next(guests))
         for rank, peer in self._peers.items():
             with _noticing(rank):
                 socket.send_fds(peer, [TOKEN], descriptors)
@@ -96,6 +101,15 @@ class Meeting:
             return self._ranks[descriptor]
         return None
 
+    def cores(self) -> int:
+        """How many cores this rank and those it has met may use together; followers have met the leader."""
+        cores = os.sched_getaffinity(0)
+        for peer in self._peers.values():
+            pid, _, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+            with suppress(OSError):  # it has left, or cannot be seen from here
+                cores |= os.sched_getaffinity(pid)
+        return len(cores)
+
     def close(self) -> None:
         """Leave, which the others notice. May be called twice."""
         while self._peers:
@@ -103,14 +117,11 @@ class Meeting:
             self._leaving.unregister(peer)
             peer.close()
 
-    def _welcome(self, peer: socket.socket, deadline: float, late: str) -> None:
-        try:
-            (rank,) = RANK.unpack(_receive(peer, RANK.size, deadline, late))
-            if not LEADER < rank < self._context.size or rank in self._peers:
-                raise FrameError(f"expected one of {self._context.size - 1} followers, each once, found rank {rank}")
-        except BaseException:
+    def _welcome(self, peer: socket.socket, greeting: bytes) -> None:
+        rank = int.from_bytes(greeting, "little")
+        if len(greeting) != RANK.size or not LEADER < rank < self._context.size or rank in self._peers:
             peer.close()
-            raise
+            raise FrameError(f"expected one of {self._context.size - 1} followers, each once, found rank {rank}")
         self._add(rank, peer)
 
     def _add(self, rank: int, peer: socket.socket) -> None:
@@ -156,7 +167,7 @@ def _connect(context: Context, deadline: float) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _address(context) as address:
-            while peer.connect_ex(address):
+            while not dial(peer, address):
                 if time.monotonic() >= deadline:
                     raise DeadlineExceeded(f"no leader came to {context.run_dir / context.name}")
                 time.sleep(ATTEMPTS)

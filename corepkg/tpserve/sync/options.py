@@ -16,7 +16,7 @@ class ShmOptions(Options, frozen=True, kw_only=True):
 
     Attributes:
         spin: microseconds that a follower looks for an announcement before it sleeps, as long as the one before came
-            within that time; never on a machine with one core.
+            within that time; never where it and the leader have one core together.
     """
 
     spin: Annotated[int, Meta(ge=0, le=10_000)] = 300

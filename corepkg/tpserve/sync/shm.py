@@ -34,7 +34,7 @@ class ShmSync(Sync):
     def __init__(self, options: Options, context: SyncContext) -> None:
         super().__init__(options, context)
         assert isinstance(options, ShmOptions)
-        self._spin = options.spin / 1e6 if (os.cpu_count() or 1) > 1 else 0.0
+        self._spin = options.spin / 1e6
         self._came_soon = False
         self._meeting = Meeting(context)
         self._ring: Ring | None = None
@@ -54,6 +54,8 @@ class ShmSync(Sync):
                 os.close(descriptor)
         else:
             (descriptor,) = self._meeting.follow(1, deadline)
+            if self._meeting.cores() == 1:
+                self._spin = 0.0
             try:
                 self._ring = Ring(descriptor, followers)
             finally:

@@ -29,6 +29,7 @@ from tpserve.api import (
 )
 from tpserve.api.sync import HEARTBEAT
 from tpserve.plugins.builtin import tpserve_transports
+from tpserve.testing.doors import SyncDoorContract
 from tpserve.testing.lab import Task, await_loss, burnt_cpu, leaks_files, leaks_names, missed, send_to_the_dead, soon
 from tpserve.testing.links import MEGABYTE
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds, drain
@@ -52,7 +53,7 @@ def fanout_between_processes() -> TransportSpec:
     return msgspec.structs.replace(gloo, options=LittleRoom)
 
 
-class SyncContract:
+class SyncContract(SyncDoorContract):
     """Subclass it, with the fixture ``spec``."""
 
     pytestmark = pytest.mark.usefixtures("tpserve_guard")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ class Group:
         fanout.connect(deadline)
         return self._sync(rank, size, fanout, deadline)
 
+    def apart(self, size: int) -> list[Callable[[float], Sync]]:
+        """Ranks in this process whose fan-outs are connected; each makes its sync and connects it by a deadline."""
+        fanouts = [self._fanout(rank, size) for rank in range(size)]
+        for task in [Task(fanout.connect, soon()) for fanout in fanouts]:
+            task.result()
+        return [partial(self._sync, rank, size, fanout) for rank, fanout in enumerate(fanouts)]
+
     def child(self, role: str, size: int, **arguments: Any) -> Child:
         """A process that is a rank; follow with :meth:`with_process`."""
         names = None
@@ -80,12 +88,21 @@ class Group:
 
     def with_process(self, child: Child, rank: int, size: int) -> Sync:
         """The other rank of two, in this process."""
+        sync = self.beside_process(rank, size)(soon())
+        child.ready()
+        return sync
+
+    def beside_process(self, rank: int, size: int) -> Callable[[float], Sync]:
+        """The same, not connected: what makes the sync and connects it by a deadline."""
         fanout = self._fanout(rank, size)
         if self._transport is not None:
             fanout.connect(soon())
-        sync = self._sync(rank, size, fanout, soon())
-        child.ready()
-        return sync
+        return partial(self._sync, rank, size, fanout)
+
+    @property
+    def run_dir(self) -> Path:
+        """Of the present group."""
+        return self._run_dir
 
     def leave(self, rank: int) -> None:
         """Close one rank's ends, as a process does that stops."""

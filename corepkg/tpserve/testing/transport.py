@@ -37,6 +37,7 @@ from tpserve.api import (
     UnsupportedByPlugin,
 )
 from tpserve.sync.inband import InbandSync
+from tpserve.testing.doors import FanoutDoorContract
 from tpserve.testing.fanout import FanoutContract
 from tpserve.testing.lab import LOOPBACK, Lab, Task, leaks_files, leaks_names, refused, soon
 from tpserve.testing.links import fan_out, pipe
@@ -60,7 +61,7 @@ MALFORMED = (
 )
 
 
-class TransportContract(FanoutContract, PipeContract):
+class TransportContract(FanoutContract, PipeContract, FanoutDoorContract):
     """Subclass it, with the fixture ``spec``, whose capabilities say what is tried."""
 
     def test_rounds_are_the_same_for_every_rank(self, lab: Lab, fanout: None) -> None:
@@ -102,6 +103,19 @@ class TransportContract(FanoutContract, PipeContract):
         first, *_ = _makers(lab, address, offered=True)
         with refused(address):
             first()
+
+    def test_an_address_that_is_too_long_is_an_error_at_both_ends(self, lab: Lab) -> None:
+        """If at one: whoever connects need not wait for somebody who cannot come."""
+        address = f"ipc://{lab.directory}/{'long' * 40}"
+        binding, *connecting = _makers(lab, address, offered=True)
+        try:
+            binding().close()
+        except TransportError:
+            for make in connecting:
+                with refused(address):
+                    end = make()
+                    if not isinstance(end, PipeReceiver):
+                        end.connect(time.monotonic() + 0.5)
 
     @pytest.mark.parametrize("address", MALFORMED)
     def test_a_malformed_address_is_an_error(self, lab: Lab, address: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tpserve.api import DeadlineExceeded, FrameError
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_zmq.fanout import HELLO, READY
@@ -140,3 +140,35 @@ def test_a_receiver_takes_messages_only(
 
     with pytest.raises(FrameError):
         receiver.recv_many(1, 1000, soon())
+
+
+def test_a_follower_that_stands_still_is_not_asked_again_and_again(
+    transport: ZmqTransport, stranger: Any, address: str
+) -> None:
+    leader = transport.fanout_sender(address, 1)
+    stranger.connect(address)
+    stranger.send_multipart([HELLO, WORD.pack(0)])
+    leader.connect(soon())
+    for _ in range(3):
+        with pytest.raises(DeadlineExceeded):
+            leader.send_many(FRAMES, time.monotonic() + 0.7)
+
+    questions = 0
+    while stranger.poll(100):
+        questions += stranger.recv_multipart()[-1] == b""
+    assert 1 <= questions <= 4
+
+
+def test_a_follower_that_goes_while_it_is_waited_for_is_lost(
+    transport: ZmqTransport, stranger: Any, address: str
+) -> None:
+    leader = transport.fanout_sender(address, 1)
+    stranger.connect(address)
+    stranger.send_multipart([HELLO, WORD.pack(0)])
+    leader.connect(soon())
+    sending = Task(lambda: leader.send_many(FRAMES, soon()))
+    time.sleep(1)
+    stranger.close()
+
+    with pytest.raises(PeerLost):
+        sending.result(5)

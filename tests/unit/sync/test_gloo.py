@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 
 import pytest
@@ -26,3 +28,13 @@ def test_gloo_waits_no_shorter_than_the_deadline(wait):
 
 def test_gloo_can_count_the_longest_wait():
     assert 0 < _remaining(float("inf")) < 1 << 31
+
+
+def test_no_deadline_pays_for_importing_torch():
+    code = """if True:
+        import sys
+        from tpserve.sync.gloo import GlooSync
+        GlooSync(None, None)
+        print("torch.distributed" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

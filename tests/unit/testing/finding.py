@@ -30,10 +30,10 @@ def _passes_sound(faulty: Path, test: str) -> bool:
     return passes(faulty, "Sound", test)
 
 
-def passes(faulty: Path, fault: str, test: str) -> bool:
+def passes(faulty: Path, fault: str, test: str, tests: str = "TestFaulty") -> bool:
     """Run one test of the contract in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULT", fault)
-        code = pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", f"{faulty}::TestFaulty::{test}"])
+        code = pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", f"{faulty}::{tests}::{test}"])
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
     return code == pytest.ExitCode.OK

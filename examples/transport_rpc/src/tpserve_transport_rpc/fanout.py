@@ -11,10 +11,12 @@ Arguments are RPyC's immutable values, and nothing is ever unpickled.
 from __future__ import annotations
 
 import math
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Lock, Thread
 from typing import Any
 
@@ -29,24 +31,23 @@ from tpserve.api import (
     PeerLost,
     TransportError,
 )
+from tpserve.api.doors import greetings
 from tpserve.api.flow import batches
 from tpserve_transport_rpc.inbox import Inbox
 from tpserve_transport_rpc.plugin import RpcOptions
-from tpserve_transport_rpc.stream import Stream, connected, listening, path_of
+from tpserve_transport_rpc.stream import SLICE, Stream, connected, listening, path_of
 
 __all__ = ["RpcFanoutReceiver", "RpcFanoutSender"]
 
+GREETING = struct.Struct("<4sI")
+MAGIC = b"tpr1"
 ATTEMPTS = 0.01
-SLICE = 1.0
-"""Seconds that RPyC, which looks at the wall clock, is left to wait by itself."""
-GREETING_TIME = 5.0
 CONFIG = {
     "allow_pickle": False,
     "allow_safe_attrs": False,
     "include_local_traceback": False,
     "include_local_version": False,
     "log_exceptions": False,
-    "sync_request_timeout": GREETING_TIME,
 }
 
 
@@ -63,9 +64,11 @@ class Connection:
         self.stream = stream
         self._connection: Any = rpyc.connect_channel(rpyc.Channel(stream, compress), service, CONFIG)
 
-    @property
-    def root(self) -> Any:
-        """What can be called at the other side."""
+    def root(self, deadline: float) -> Any:
+        """What can be called at the other side; RPyC's own waits for answers end at the deadline from now on."""
+        # RPyC reads this for each call, but lets nobody set it for one.
+        self._connection._config["sync_request_timeout"] = max(0.001, deadline - time.monotonic())
+        self.stream.deadline = deadline
         return self._connection.root
 
     def serve(self, deadline: float, late: str) -> None:
@@ -73,11 +76,12 @@ class Connection:
 
         Raises:
             DeadlineExceeded: none came.
+            Closed: the connection is to be closed.
             EOFError: the other side has gone.
         """
         remaining = deadline - time.monotonic()
-        if not self._connection.serve(min(max(0.0, remaining), SLICE)) and remaining <= 0:
-            raise DeadlineExceeded(late)
+        if not self._connection.serve(min(max(0.0, remaining), SLICE)):
+            self.stream.check_waiting(remaining, late)
 
     def answer(self) -> None:
         """Answer calls until the connection ends, whatever ends it."""
@@ -95,9 +99,9 @@ class Connection:
 class Peer:
     """A follower, as the leader sees it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, deadline: float) -> None:
         self.connection = connection
-        self._take = rpyc.async_(connection.root.take)
+        self._take = rpyc.async_(connection.root(deadline).take)
         self._calls: deque[Any] = deque()
 
     def call(self, frames: Sequence[bytes], deadline: float) -> None:
@@ -132,6 +136,7 @@ class RpcFanoutSender(FanoutSender):
         self._peers: dict[int, Peer] = {}
         self._connections: list[Connection] = []
         self._torn = False
+        self._joined = False
         self._closed = False
         self._lock = Lock()
         self._door = listening(address, followers)
@@ -139,10 +144,13 @@ class RpcFanoutSender(FanoutSender):
     def connect(self, deadline: float) -> None:
         """Wait for each follower and ask which it is; then tell all."""
         with self._lock, _translated(self._address, self._check_open):
-            while len(self._peers) < self._count:
-                self._admit(deadline)
-            for peer in self._peers.values():
-                peer.connection.root.welcome()
+            with closing(greetings(self._door, GREETING.size, deadline, self._late)) as guests:
+                while len(self._peers) < self._count:
+                    self._admit(*next(guests), deadline)
+            for follower, peer in self._peers.items():
+                with _answering(f"follower {follower} of {self._address} does not answer"):
+                    peer.connection.root(deadline).welcome()
+            self._joined = True
             self._leave_door()
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
@@ -164,11 +172,16 @@ class RpcFanoutSender(FanoutSender):
             return
         self._closed = True
         deadline = time.monotonic() + self._options.linger
-        if not self._lock.acquire(timeout=self._options.linger):
-            for connection in self._connections:
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        for connection in self._connections:
+            connection.stream.is_closing = True
+            if not self._joined:
                 connection.stream.interrupt()
-            self._lock.acquire()
+        self._lock.acquire()
         try:
+            for connection in self._connections:
+                connection.stream.is_closing = False
             with suppress(TransportError), _translated(self._address, self._check_open):
                 for peer in [] if self._torn else self._peers.values():
                     peer.settle(0, deadline, "what was sent was not taken")
@@ -178,24 +191,19 @@ class RpcFanoutSender(FanoutSender):
         finally:
             self._lock.release()
 
-    def _admit(self, deadline: float) -> None:
-        late = f"{len(self._peers)} of {self._count} followers came to {self._address}"
-        self._check_open()
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise DeadlineExceeded(late)
-        self._door.settimeout(min(remaining, SLICE))
-        try:
-            stream = Stream(self._door.accept()[0])
-        except TimeoutError:
-            return
-        stream.deadline = deadline
-        connection = Connection(stream, rpyc.VoidService(), self._options.compress)
+    def _late(self) -> str:
+        return f"{len(self._peers)} of {self._count} followers came to {self._address}"
+
+    def _admit(self, guest: socket.socket, greeting: bytes, deadline: float) -> None:
+        missing = set(range(self._count)) - self._peers.keys()
+        follower = next((number for number in missing if greeting == GREETING.pack(MAGIC, number)), None)
+        if follower is None:
+            guest.close()
+            raise FrameError(f"expected one of followers {sorted(missing)} at {self._address}, found {greeting!r}")
+        connection = Connection(Stream(guest), rpyc.VoidService(), self._options.compress)
         self._connections.append(connection)
-        follower = connection.root.follower()
-        if follower not in range(self._count) or follower in self._peers:
-            raise FrameError(f"expected {self._count} followers at {self._address}, each once, found {follower!r}")
-        self._peers[follower] = Peer(connection)
+        with _answering(f"follower {follower} of {self._address} does not answer"):
+            self._peers[follower] = Peer(connection, deadline)
 
     def _call_all(self, batch: Sequence[bytes], deadline: float) -> None:
         for follower, peer in self._peers.items():
@@ -220,7 +228,8 @@ class RpcFanoutReceiver(FanoutReceiver):
     def __init__(self, options: RpcOptions, address: str, follower: int) -> None:
         self._options = options
         self._address = address
-        self._inbox = Inbox(follower, options.send_buffer)
+        self._greeting = GREETING.pack(MAGIC, follower)
+        self._inbox = Inbox(options.send_buffer)
         self._frames: list[bytes] = []
         self._connection: Connection | None = None
         self._thread = Thread(target=self._answer, name=f"tpserve-rpc-{follower}", daemon=True)
@@ -228,20 +237,22 @@ class RpcFanoutReceiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         """Dial the leader, and answer it from now on."""
-        while (end := connected(self._address)) is None:
-            if self._closed:
-                raise Closed("the fan-out was closed")
+        while (end := connected(self._address, deadline)) is None:
+            self._check_open()
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._address}")
             time.sleep(ATTEMPTS)
-        self._connection = Connection(Stream(end), self._inbox, self._options.compress)
+        stream = Stream(end)
+        stream.deadline = deadline
+        with _translated(self._address, self._check_open):
+            stream.write(self._greeting)
+        self._connection = Connection(stream, self._inbox, self._options.compress)
         self._thread.start()
         self._inbox.await_welcome(deadline, f"not all followers came to {self._address}")
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         """Take frames that wait, until there are enough."""
-        if self._closed:
-            raise Closed("the fan-out was closed")
+        self._check_open()
         self._inbox.move(self._frames, count, deadline)
         taken, self._frames = self._frames[:count], self._frames[count:]
         return taken
@@ -257,6 +268,10 @@ class RpcFanoutReceiver(FanoutReceiver):
             self._thread.join()
             self._connection.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the fan-out was closed")
+
     def _answer(self) -> None:
         assert self._connection is not None, "connect() starts the thread"
         self._connection.answer()
@@ -264,12 +279,23 @@ class RpcFanoutReceiver(FanoutReceiver):
 
 
 @contextmanager
-def _translated(address: str, check_open: Callable[[], None]) -> Iterator[None]:
-    """RPyC raises EOFError when a connection ends, and TimeoutError when a greeting has no answer."""
+def _answering(late: str) -> Iterator[None]:
+    """RPyC raises TimeoutError when a call has no answer."""
     try:
         yield
     except TransportError:
         raise
-    except (EOFError, TimeoutError) as error:
+    except TimeoutError as error:
+        raise DeadlineExceeded(late) from error
+
+
+@contextmanager
+def _translated(address: str, check_open: Callable[[], None]) -> Iterator[None]:
+    """RPyC raises EOFError when a connection ends; a door that was shut is an OSError."""
+    try:
+        yield
+    except TransportError:
+        raise
+    except (EOFError, OSError) as error:
         check_open()
         raise PeerLost(f"a peer at {address} has gone") from error

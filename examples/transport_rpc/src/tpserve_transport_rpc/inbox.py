@@ -20,12 +20,10 @@ class Inbox(rpyc.Service):  # type: ignore[misc]
     """Calls come in a thread of their own, those that read are another.
 
     Args:
-        follower: whose it is.
         size: bytes of frames that wait at most, each counted with an overhead of 64; more if they come in one call.
     """
 
-    def __init__(self, follower: int, size: int) -> None:
-        self._follower = follower
+    def __init__(self, size: int) -> None:
         self._size = size
         self._frames: deque[bytes] = deque()
         self._bytes = 0
@@ -33,10 +31,6 @@ class Inbox(rpyc.Service):  # type: ignore[misc]
         self._ended = False
         self._closed = False
         self._changed = Condition()
-
-    def exposed_follower(self) -> int:
-        """Which follower this is."""
-        return self._follower
 
     def exposed_welcome(self) -> None:
         """All followers have come."""

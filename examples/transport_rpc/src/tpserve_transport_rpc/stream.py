@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 from rpyc import SocketStream
 
-from tpserve.api import DeadlineExceeded, TransportError
+from tpserve.api import Closed, DeadlineExceeded, TransportError
 from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve.api.doors import dial
 
-__all__ = ["Stream", "connected", "listening", "path_of"]
+__all__ = ["SLICE", "Stream", "connected", "listening", "path_of"]
 
-LONGEST = 3600.0
+SLICE = 0.2
+"""Seconds after which a wait looks whether its end was closed."""
 
 
 class Stream(SocketStream):  # type: ignore[misc]
@@ -23,6 +25,7 @@ class Stream(SocketStream):  # type: ignore[misc]
 
     Attributes:
         deadline: until when writing may wait.
+        is_closing: whether somebody wants to close it, and nobody should wait any more.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -30,23 +33,38 @@ class Stream(SocketStream):  # type: ignore[misc]
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().__init__(end)
         self.deadline = 0.0
+        self.is_closing = False
 
     def write(self, data: bytes) -> None:
         """Write all of it.
 
         Raises:
             DeadlineExceeded: some may have been written: the connection can only be closed.
+            Closed: the same, because it is to be closed.
             EOFError: the other side has gone.
         """
         rest = memoryview(data)
-        try:
-            while rest:
-                self.sock.settimeout(min(LONGEST, max(0.001, self.deadline - time.monotonic())))
+        while rest:
+            remaining = self.deadline - time.monotonic()
+            try:
+                self.sock.settimeout(min(SLICE, max(0.001, remaining)))
                 rest = rest[self.sock.send(rest) :]
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the other side made no room for {len(rest)} bytes") from error
-        except OSError as error:
-            raise EOFError(error) from error
+            except TimeoutError:
+                self.check_waiting(remaining, f"the other side made no room for {len(rest)} bytes")
+            except OSError as error:
+                raise EOFError(error) from error
+
+    def check_waiting(self, remaining: float, late: str) -> None:
+        """See whether to wait on, after a slice in vain.
+
+        Raises:
+            DeadlineExceeded: no time remained.
+            Closed: it is to be closed.
+        """
+        if self.is_closing:
+            raise Closed("the fan-out was closed")
+        if remaining <= 0:
+            raise DeadlineExceeded(late)
 
     def interrupt(self) -> None:
         """Wake a thread that reads or writes; what was sent before still arrives."""
@@ -80,16 +98,34 @@ def listening(address: str, backlog: int) -> socket.socket:
     return door
 
 
-def connected(address: str) -> socket.socket | None:
-    """A socket connected to who listens at an address; None if nobody does."""
+def connected(address: str, deadline: float) -> socket.socket | None:
+    """A socket connected to who listens at an address; None if nobody does, or has room, for a slice of the time.
+
+    Raises:
+        TransportError: the address is malformed or too long.
+    """
     family, place = _place(address)
     end = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if _is_connected(end, place, min(SLICE, max(0.001, deadline - time.monotonic()))):
+            return end
+    except BaseException:
+        end.close()
+        raise
+    end.close()
+    return None
+
+
+def _is_connected(end: socket.socket, place: str | tuple[str, int], seconds: float) -> bool:
+    if isinstance(place, str):
+        return dial(end, place)
+    end.settimeout(seconds)
+    try:
         end.connect(place)
     except OSError:
-        end.close()
-        return None
-    return end
+        return False
+    end.settimeout(None)
+    return True
 
 
 def path_of(address: str) -> Path | None:

@@ -16,10 +16,12 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, FrameError, PeerLost, TransportError
 from tpserve.api.addresses import free_path
+from tpserve.api.doors import dial
 from tpserve.api.flow import NO_MARK, WORD, batches, pack, take, unpack
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.ring import PIECE, RingReader, RingWriter, create
@@ -28,10 +30,10 @@ from tpserve_transport_shm.watch import Watch
 __all__ = ["ShmFanoutReceiver", "ShmFanoutSender"]
 
 GREETING = struct.Struct("<4sII")
+CREDENTIALS = struct.Struct("3i")
 MAGIC = b"tps1"
 WELCOME = b"!"
 ATTEMPTS = 0.01
-GREETING_TIME = 5.0
 
 PACKED = 64 << 10
 """Small frames that are sent together make messages of so many bytes."""
@@ -50,6 +52,7 @@ class ShmFanoutSender(FanoutSender):
         self._path = path
         self._count = followers
         self._peers: dict[int, socket.socket] = {}
+        self._guests: dict[int, socket.socket] = {}
         self._bells: dict[int, int] = {}
         self._ring: RingWriter | None = None
         self._torn = False
@@ -70,10 +73,12 @@ class ShmFanoutSender(FanoutSender):
             while len(self._peers) < self._count:
                 late = f"{len(self._peers)} of {self._count} followers came to {self._path}"
                 found = self._watch.wait(deadline, late)
+                self._check(found)
                 if self._door.fileno() in found:
-                    self._admit()
-                else:
-                    self._check(found)
+                    self._let_in()
+                for descriptor in found:
+                    if descriptor in self._guests and len(self._peers) < self._count:
+                        self._greet(descriptor)
             self._welcome()
             self._watch.remove(self._door)
             self._leave_door()
@@ -105,28 +110,31 @@ class ShmFanoutSender(FanoutSender):
         for bell in self._bells.values():
             os.close(bell)
 
-    def _admit(self) -> None:
-        """Let one follower in."""
-        peer = self._door.accept()[0]
-        bells: list[int] = []
+    def _let_in(self) -> None:
+        """Let somebody in, who may be silent for as long as it likes."""
+        guest = self._door.accept()[0]
+        self._guests[guest.fileno()] = guest
+        self._watch.add(guest)
+
+    def _greet(self, descriptor: int) -> None:
+        """Take a guest that has spoken for a follower; one that has left without a word is forgotten."""
+        guest = self._guests.pop(descriptor)
+        self._watch.remove(guest)
         try:
-            peer.settimeout(GREETING_TIME)
-            greeting, bells, _, _ = socket.recv_fds(peer, GREETING.size, 1)
-            if not greeting:
-                raise PeerLost(f"a follower of {self._path} left before it said anything")
-            expected = [follower for follower in range(self._count) if follower not in self._peers]
-            if len(bells) != 1 or greeting not in [_greeting(follower, self._count) for follower in expected]:
-                raise FrameError(f"expected one of followers {expected} at {self._path}, found {greeting!r}")
-        except BaseException as error:
-            peer.close()
-            for bell in bells:
-                os.close(bell)
-            if isinstance(error, OSError) and not isinstance(error, TransportError):
-                raise PeerLost(f"a follower of {self._path} said nothing: {error}") from error
-            raise
-        _, follower, _ = GREETING.unpack(greeting)
-        self._peers[follower], self._bells[follower] = peer, bells[0]
-        self._watch.add(peer)
+            greeting, bells, _, _ = socket.recv_fds(guest, GREETING.size, 1)
+        except ConnectionError:
+            greeting, bells = b"", []
+        expected = [follower for follower in range(self._count) if follower not in self._peers]
+        if len(bells) == 1 and greeting in [_greeting(follower, self._count) for follower in expected]:
+            _, follower, _ = GREETING.unpack(greeting)
+            self._peers[follower], self._bells[follower] = guest, bells[0]
+            self._watch.add(guest)
+            return
+        guest.close()
+        for bell in bells:
+            os.close(bell)
+        if greeting:
+            raise FrameError(f"expected one of followers {expected} at {self._path}, found {greeting!r}")
 
     def _welcome(self) -> None:
         """Hand out the memory."""
@@ -174,6 +182,10 @@ class ShmFanoutSender(FanoutSender):
                 raise PeerLost(f"follower {follower} of {self._path} has gone")
 
     def _leave_door(self) -> None:
+        while self._guests:
+            _, guest = self._guests.popitem()
+            self._watch.remove(guest)
+            guest.close()
         self._door.close()
         self._path.unlink(missing_ok=True)
 
@@ -185,7 +197,7 @@ class ShmFanoutReceiver(FanoutReceiver):
         self._path = path
         self._follower = follower
         self._followers = followers
-        self._spin = options.spin / 1e6 if (os.cpu_count() or 1) > 1 else 0.0
+        self._spin = options.spin / 1e6
         self._came_soon = False
         self._frames: deque[bytes] = deque()
         self._is_lost = False
@@ -209,6 +221,8 @@ class ShmFanoutReceiver(FanoutReceiver):
             if token != WELCOME:
                 raise PeerLost(f"the leader at {self._path} has given up")
             memory, self._bell = shared
+            if _cores(self._leader) == 1:
+                self._spin = 0.0
             try:
                 self._ring = RingReader(memory, self._followers, self._follower, self._bell)
             finally:
@@ -240,7 +254,7 @@ class ShmFanoutReceiver(FanoutReceiver):
             os.close(self._bell)
 
     def _dial(self, deadline: float) -> None:
-        while self._leader.connect_ex(str(self._path)):
+        while not dial(self._leader, self._path):
             self._watch.wait(deadline, f"no leader came to {self._path}", ATTEMPTS)
 
     def _wait(self, ring: RingReader, deadline: float, late: str) -> None:
@@ -253,6 +267,15 @@ class ShmFanoutReceiver(FanoutReceiver):
         while not ring.has_more() and not self._is_lost:
             self._is_lost = bool(self._watch.wait(deadline, late))
         self._came_soon = time.monotonic() < begun + self._spin
+
+
+def _cores(peer: socket.socket) -> int:
+    """How many cores this process and its peer may use together: who looks on the only one keeps the peer off it."""
+    pid, _, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    cores = os.sched_getaffinity(0)
+    with suppress(OSError):  # it has left, or cannot be seen from here
+        cores |= os.sched_getaffinity(pid)
+    return len(cores)
 
 
 def _greeting(follower: int, followers: int) -> bytes:

@@ -18,7 +18,7 @@ class ShmOptions(Options, frozen=True, kw_only=True):
         send_buffer: bytes of the ring that all ranks share, allocated at once: so far the leader may be ahead of the
             slowest follower before it blocks.
         spin: microseconds that a follower looks for frames before it sleeps, as long as those before came within that
-            time; never on a machine with one core.
+            time; never where it and the leader have one core together.
     """
 
     send_buffer: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20

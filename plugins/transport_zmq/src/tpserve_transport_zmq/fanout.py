@@ -35,6 +35,7 @@ class ZmqFanoutSender(FanoutSender):
         self._count = followers
         self._followers: dict[bytes, int] = {}
         self._window = Window(options.send_buffer, range(followers))
+        self._asked = 0
         self._router = Router(context, address)
 
     def connect(self, deadline: float) -> None:
@@ -71,15 +72,20 @@ class ZmqFanoutSender(FanoutSender):
         self._followers[name] = follower
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
-        self._ask()
+        # Not again and again: a follower that stands still would be sent questions without end.
+        if self._asked != self._window.mark():
+            self._asked = self._window.mark()
+            self._ask()
         while not self._window.has_room(batch):
             parts = self._router.receive(deadline)
             if parts is not None:
                 self._take_mark(*parts)
-            elif time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
-            else:
+                continue
+            if self._router.somebody_left():
                 self._ask()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
+        self._router.watch_no_more()
 
     def _take_mark(self, name: bytes, *parts: bytes) -> None:
         if name in self._followers:  # a stranger may have come late

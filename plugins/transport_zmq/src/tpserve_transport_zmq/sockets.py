@@ -116,6 +116,8 @@ class Router(Socket):
             free_path(file)  # zmq itself takes the path of a living socket away
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._departures: zmq.Socket[bytes] | None = None
+        self._in_doubt = False
         self._file: Path | None = None
         try:
             self._socket.bind(address)
@@ -134,9 +136,31 @@ class Router(Socket):
             return False
         return True
 
+    def somebody_left(self) -> bool:
+        """Whether a peer may have gone since the last call: a message tells which. The first call begins to watch."""
+        in_doubt, self._in_doubt = self._in_doubt, False
+        if self._departures is None:
+            self._departures = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._in_doubt = True
+        while int(self._departures.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            recv_monitor_message(self._departures)
+            self._in_doubt = True  # the next time too: zmq tells a moment before it lets go of the connection
+        return in_doubt or self._in_doubt
+
+    def watch_no_more(self) -> None:
+        """Let nobody be told of departures: if nobody reads of them, zmq's own thread waits some day."""
+        if self._departures is not None:
+            self._socket.disable_monitor()
+            self._departures.close(0)
+            self._departures = None
+
     def close(self, linger: float) -> None:
         """Close, and remove the socket's file, which zmq leaves."""
-        super().close(linger)
+        self._closed = True
+        with self._lock:
+            if not self._socket.closed:
+                self.watch_no_more()
+            super().close(linger)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None

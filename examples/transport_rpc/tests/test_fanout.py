@@ -1,0 +1,46 @@
+"""What this fan-out does beyond the contract."""
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tpserve.api import Closed, DeadlineExceeded
+from tpserve.testing.lab import Task
+from tpserve_transport_rpc.fanout import GREETING, MAGIC
+from tpserve_transport_rpc.plugin import RpcOptions
+from tpserve_transport_rpc.transport import RpcTransport
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_closing_ends_a_send_that_waits(tmp_path: Path) -> None:
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = RpcTransport(RpcOptions(send_buffer=1 << 16))
+    leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    joining = threading.Thread(target=follower.connect, args=(soon,))
+    joining.start()
+    leader.connect(soon)
+    joining.join()
+    sending = Task(leader.send_many, [bytes(1 << 16)] * 200, soon)
+    time.sleep(0.5)
+
+    begun = time.monotonic()
+    leader.close()
+    assert time.monotonic() < begun + 2
+    with pytest.raises(Closed):
+        sending.result()
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_follower_that_does_not_answer_is_an_error_at_the_deadline(tmp_path: Path) -> None:
+    transport = RpcTransport(RpcOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    with socket.socket(socket.AF_UNIX) as follower:
+        follower.connect(str(tmp_path / "x"))
+        follower.sendall(GREETING.pack(MAGIC, 0))
+        with pytest.raises(DeadlineExceeded, match="follower 0"):
+            leader.connect(time.monotonic() + 0.5)
+    transport.close()
