@@ -86,7 +86,8 @@ class FanoutContract(LinkContract):
         leader, follower = fan_out(lab, 1)
         reading = Task(follower.recv_many, len(frames), soon())
         leader.send_many(frames, soon())
-        assert difference(reading.result(), frames) is None
+        wrong = difference(reading.result(), frames)
+        assert wrong is None, wrong  # in two steps: pytest would write all frames out
 
     def test_an_empty_batch_sends_nothing(self, lab: Lab, fanout: None) -> None:
         """Neither does asking for no frames take any, or wait for one."""
