@@ -44,8 +44,9 @@ PATIENCE = float(os.environ.get("TPSERVE_TESTING_PATIENCE", "60"))
 
 CHUNK = 50
 
-CONTENT = random.Random(0).randbytes((1 << 21) - 9)
-"""A prime number of bytes, so that no piece of a frame passes for another, however large both are."""
+CONTENT = random.Random(0).randbytes(4093) * 300
+"""What frames are cut from. Its period is a prime number, so that no piece of a frame that has the size of a buffer, or
+of half the frame, passes for another; and short, so that transports which compress are no slower than others."""
 
 SyncMaker = Callable[[SyncContext], Sync]
 
