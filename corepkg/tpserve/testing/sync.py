@@ -54,7 +54,7 @@ from tpserve.transports.options import GlooOptions
 
 __all__ = ["SyncContract", "fanout_between_processes"]
 
-UNHEARD = 1 << 17
+UNHEARD = 1 << 16
 """A leader that announces so many rounds to a follower that does not listen has no bound."""
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -219,8 +219,9 @@ class SyncContract:
     def test_a_missing_rank_is_an_error_on_joining(self, group: Group) -> None:
         """At the deadline, whoever is missing; until then the other rests."""
         for rank in (0, 1):
+            join = group.apart(2)[rank]
             with at_rest(), missed(0.5) as deadline:
-                group.join(rank, 2, deadline)
+                join(deadline)
             group.renew()
 
     @pytest.mark.parametrize("late", [0, 1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ class Group:
             fanout = wrap(fanout)
         fanout.connect(deadline)
         return self._sync(rank, size, fanout, deadline)
+
+    def apart(self, size: int) -> list[Callable[[float], Sync]]:
+        """Ranks in this process whose fan-outs are connected; each makes its sync and connects it by a deadline."""
+        fanouts = [self._fanout(rank, size) for rank in range(size)]
+        for task in [Task(fanout.connect, soon()) for fanout in fanouts]:
+            task.result()
+        return [partial(self._sync, rank, size, fanout) for rank, fanout in enumerate(fanouts)]
 
     def child(self, role: str, size: int, **arguments: Any) -> Child:
         """A process that is a rank; follow with :meth:`with_process`."""
