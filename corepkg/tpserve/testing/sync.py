@@ -5,7 +5,8 @@ class TestMine(SyncContract):
     def spec(self):
         return plugin.tpserve_syncs()[0]
 
-Every guarantee of :mod:`tpserve.api.sync` is tried, in threads and in processes that are stopped and killed.
+Every guarantee of :mod:`tpserve.api.sync` is tried, in the situations that the tests name, in threads and in processes
+that are stopped and killed: up to five ranks, and runs of seconds.
 """
 
 from __future__ import annotations

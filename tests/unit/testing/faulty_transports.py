@@ -265,7 +265,8 @@ class CarelessSender(PipeSender):
 
     def send(self, frame: bytes, deadline: float) -> None:
         while self.refused:
-            self.sender.send(self.refused.pop(), deadline)
+            self.sender.send(self.refused[0], deadline)
+            del self.refused[0]
         try:
             self.sender.send(frame, deadline)
         except TimeoutError:
