@@ -14,8 +14,10 @@ from tpserve.testing.lab import (
     SLACK,
     Lab,
     Task,
+    at_rest,
     await_loss,
     burnt_cpu,
+    memory,
     missed,
     refused,
     see_soon_after,
@@ -25,9 +27,12 @@ from tpserve.testing.lab import (
 from tpserve.testing.links import (
     ALL_SCHEMES,
     CHUNK,
+    LARGE,
     MANY,
     MEGABYTE,
+    UNBOUNDED,
     LinkContract,
+    Stream,
     burst_at_a_standstill,
     cut,
     difference,
@@ -36,6 +41,7 @@ from tpserve.testing.links import (
     overrun,
     overrun_empty,
     read_on,
+    see_nothing_kept,
     send_until_error,
     take_in_cuts,
     take_numbered,
@@ -75,12 +81,13 @@ class FanoutContract(LinkContract):
 
     @pytest.mark.slow
     def test_a_frame_of_64_mb(self, lab: Lab, fanout: None) -> None:
-        """Large frames, several times what a buffer holds."""
-        frames = [bytes([number]) * (64 * MEGABYTE) for number in range(3)]
+        """And others that are large, with every byte in its place: several times what a buffer holds."""
+        frames = [numbered(number, size * MEGABYTE) for number, size in enumerate(LARGE)]
         leader, follower = fan_out(lab, 1)
-        reading = Task(follower.recv_many, 3, soon())
+        reading = Task(follower.recv_many, len(frames), soon())
         leader.send_many(frames, soon())
-        assert difference(reading.result(), frames) is None
+        wrong = difference(reading.result(), frames)
+        assert wrong is None, wrong  # in two steps: pytest would write all frames out
 
     def test_an_empty_batch_sends_nothing(self, lab: Lab, fanout: None) -> None:
         """Neither does asking for no frames take any, or wait for one."""
@@ -105,10 +112,10 @@ class FanoutContract(LinkContract):
             lab.close_transports()
 
     def test_a_missing_follower_is_an_error_at_the_leader(self, lab: Lab, fanout: None) -> None:
-        """At the deadline, saying how many came."""
+        """At the deadline, saying how many came; the one that is there and the leader rest meanwhile."""
         leader, present, _absent = ends_of(lab, 2)
         joining = Task(present.connect, time.monotonic() + 1)
-        with missed(0.5, "1 of 2") as deadline:
+        with at_rest(), missed(0.5, "1 of 2") as deadline:
             leader.connect(deadline)
         with pytest.raises(TransportError):
             joining.result()
@@ -142,9 +149,10 @@ class FanoutContract(LinkContract):
         assert [number_of(frame) for frame in follower.recv_many(1, soon())] == [0]
 
     def test_a_missing_leader_is_an_error_at_the_follower(self, lab: Lab, fanout: None) -> None:
-        """At the deadline."""
-        with missed(0.2) as deadline:
-            lab.transport().fanout_receiver(lab.address(), 0, 1).connect(deadline)
+        """At the deadline; until then the follower rests."""
+        follower = lab.transport().fanout_receiver(lab.address(), 0, 1)
+        with at_rest(), missed(0.5) as deadline:
+            follower.connect(deadline)
 
     def test_a_deadline_loses_no_frame(self, lab: Lab, fanout: None) -> None:
         """What came before the deadline is there for the next call."""
@@ -158,21 +166,29 @@ class FanoutContract(LinkContract):
         assert [number_of(frame) for frame in follower.recv_many(4, soon())] == [0, 1, 2, 3]
 
     def test_a_sender_far_ahead_waits_until_its_deadline(self, lab: Lab, fanout: None) -> None:
-        """Its lead has a bound in bytes, and ends with an error."""
-        leader, _follower = fan_out(lab, 1)
+        """Its lead has a bound in bytes, though another follower reads all, and ends with an error."""
+        leader, fast, slow = fan_out(lab, 2)
+        reading = Task(read_on, fast)
         assert overrun(lambda frame, deadline: leader.send_many([frame], deadline)) > 0
+        for end in (slow, leader):
+            end.close()
+        assert isinstance(reading.result(), PeerLost)
 
     def test_a_sender_goes_on_as_soon_as_it_is_read(self, lab: Lab, fanout: None) -> None:
-        """Waiting for room loses nothing, with two followers of different speed."""
+        """It rests until the slower of two followers has made room, and loses nothing; nobody keeps what was read."""
         leader, slow, fast = fan_out(lab, 2)
-        numbers = list(range(200))
-        sending = Task(lambda: [leader.send_many([numbered(number, MEGABYTE)], soon()) for number in numbers])
-        quick = Task(fast.recv_many, len(numbers), soon())
-        time.sleep(0.3)
-        for number in numbers:
-            assert number_of(slow.recv_many(1, soon())[0]) == number
-        assert [number_of(frame) for frame in quick.result()] == numbers
-        sending.result()
+        reading = [Task(take_numbered, partial(fast.recv_many, 1))]
+        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
+        ahead = stream.stand_still()
+        with at_rest():
+            time.sleep(0.5)
+        standing, more = memory(), max(150, 3 * ahead)
+        reading.append(Task(take_numbered, partial(slow.recv_many, 1)))
+        stream.finish(ahead + more)
+        leader.send_many([b""], soon())
+        for task in reading:
+            task.result()
+        see_nothing_kept(standing, more * MEGABYTE)
 
     def test_a_leader_that_closes_delivers_first(self, lab: Lab, fanout: None) -> None:
         """All that was accepted arrives, though it is read late; then the follower hears that the leader has gone."""

@@ -24,6 +24,7 @@ __all__ = [
     "SLACK",
     "Lab",
     "Task",
+    "at_rest",
     "await_loss",
     "burnt_cpu",
     "can_listen",
@@ -239,6 +240,16 @@ def burnt_cpu(wait: Callable[[], object]) -> float:
     before = time.process_time()
     wait()
     return time.process_time() - before
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """See that whatever waits inside takes less than a third of a core: somebody may try anew, but nothing spins."""
+    begun = time.monotonic()
+    before = time.process_time()
+    yield
+    burnt, waited = time.process_time() - before, time.monotonic() - begun
+    assert burnt < waited / 3, f"waiting for {waited:.1f} s takes {burnt:.1f} s of CPU time"
 
 
 def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:

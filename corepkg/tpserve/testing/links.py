@@ -26,9 +26,12 @@ from tpserve.testing.processes import Child, number_of, numbered
 __all__ = [
     "ALL_SCHEMES",
     "CHUNK",
+    "LARGE",
     "MANY",
     "MEGABYTE",
+    "UNBOUNDED",
     "LinkContract",
+    "Stream",
     "burst_at_a_standstill",
     "cut",
     "difference",
@@ -38,6 +41,7 @@ __all__ = [
     "pipe",
     "read_on",
     "overrun_empty",
+    "see_nothing_kept",
     "send_until_error",
     "take_in_cuts",
     "take_numbered",
@@ -49,6 +53,9 @@ MANY, CHUNK = 5000, 50
 """Frames of a longer test, and how many are taken at a time."""
 
 MEGABYTE = 1 << 20
+LARGE = (5, 9, 17, 33, 64, 64)
+"""Megabytes of large frames."""
+
 UNBOUNDED = 1 << 30
 """A sender that gets so far ahead of a reader that does not read has no bound."""
 
@@ -178,12 +185,16 @@ def take_in_cuts(end: FanoutReceiver, count: int, draw: random.Random) -> list[b
     return frames
 
 
-def take_numbered(take: Callable[[float], Sequence[bytes]], count: int) -> None:
-    """Take frames that are numbered from 0, and see each to be the next: what is missing shows at once."""
+def take_numbered(take: Callable[[float], Sequence[bytes]], count: float = math.inf) -> None:
+    """Take frames that are numbered from 0, so many or until an empty one comes, and see each to be the next, whole."""
     taken = 0
     while taken < count:
         for frame in take(soon()):
+            if not frame:
+                return
             assert number_of(frame) == taken, f"frame {number_of(frame)} comes where {taken} is due"
+            is_whole = frame == numbered(taken, len(frame))
+            assert is_whole, f"frame {taken} is damaged"  # not the comparison itself: pytest would show both
             taken += 1
 
 
@@ -194,6 +205,59 @@ def read_on(end: FanoutReceiver) -> TransportError:
             end.recv_many(1, soon())
     except TransportError as error:
         return error
+
+
+class Stream:
+    """Sends one thing after the other in a thread of its own, until it is told which is the last.
+
+    Args:
+        send: sends the thing with a number, or some from there on.
+        most: a sender that gets so many ahead of a reader that does not read has no bound.
+        batch: how many go with one call.
+
+    Attributes:
+        sent: how many are accepted so far.
+    """
+
+    def __init__(self, send: Callable[[int], object], most: int, batch: int = 1) -> None:
+        self.sent = 0
+        self._send = send
+        self._most = most
+        self._batch = batch
+        self._last: float = math.inf
+        self._sending = Task(self._send_on)
+
+    def stand_still(self) -> int:
+        """Wait until the sender waits for room; how many it has got ahead."""
+        seen = -1
+        while seen < self.sent < self._most:
+            seen = self.sent
+            time.sleep(STANDSTILL)
+        if self.sent >= self._most:
+            self._last = 0
+            pytest.fail(f"a sender got {self.sent} ahead and does not wait")
+        return self.sent
+
+    def finish(self, last: int) -> None:
+        """Send so many in all, and wait for the end."""
+        self._last = last
+        self._sending.result()
+
+    def _send_on(self) -> None:
+        while self.sent < self._last:
+            self._send(self.sent)
+            self.sent += self._batch
+
+
+def see_nothing_kept(standing: int, passed: int) -> None:
+    """See that memory was taken for what is under way alone.
+
+    Args:
+        standing: bytes that the process had while much was under way and nothing moved.
+        passed: bytes that were sent and read since then, several times as many as were under way.
+    """
+    grown = memory() - standing
+    assert grown < passed / 2, f"{passed} bytes that were read have left {grown} bytes of memory"
 
 
 def overrun(send: Callable[[bytes, float], object]) -> int:
@@ -216,27 +280,19 @@ def burst_at_a_standstill(send: Callable[[Sequence[bytes], float], object], chil
     Returns:
         How many frames were sent, 10,000 of them after it had to wait.
     """
-    sent = 0
-    last: float = math.inf
 
-    def send_on() -> None:
-        nonlocal sent
-        while sent < last:
-            send([numbered(number, BURST_SIZE) for number in range(sent, sent + BATCH)], soon())
-            sent += BATCH
+    def send_batch(first: int) -> None:
+        send([numbered(number, BURST_SIZE) for number in range(first, first + BATCH)], soon())
 
     child.send(signal.SIGSTOP)
-    before, seen = memory(), -1
-    sending = Task(send_on)
-    while seen < sent < UNBOUNDED // BURST_SIZE:
-        seen = sent
-        time.sleep(STANDSTILL)
-    taken, last = memory() - before, max(20_000, sent + 10_000)
+    before = memory()
+    stream = Stream(send_batch, UNBOUNDED // BURST_SIZE, BATCH)
+    seen = stream.stand_still()
+    taken = memory() - before
     child.send(signal.SIGCONT)
-    sending.result()
-    assert seen * BURST_SIZE < UNBOUNDED, f"a sender got {UNBOUNDED} bytes ahead"
+    stream.finish(max(20_000, seen + 10_000))
     assert taken <= _most_memory(seen, BURST_SIZE), f"{seen} frames of {BURST_SIZE} bytes take {taken} bytes"
-    return sent
+    return stream.sent
 
 
 def overrun_empty(leader: FanoutSender, child: Child) -> None:

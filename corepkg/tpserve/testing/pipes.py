@@ -14,8 +14,10 @@ from tpserve.api import Closed, DeadlineExceeded, PipeSender
 from tpserve.testing.lab import (
     Lab,
     Task,
+    at_rest,
     await_loss,
     burnt_cpu,
+    memory,
     missed,
     refused,
     see_soon_after,
@@ -26,6 +28,7 @@ from tpserve.testing.lab import (
 from tpserve.testing.links import (
     ALL_SCHEMES,
     CHUNK,
+    LARGE,
     MANY,
     MEGABYTE,
     LinkContract,
@@ -33,6 +36,7 @@ from tpserve.testing.links import (
     difference,
     overrun,
     pipe,
+    see_nothing_kept,
     send_until_error,
     take_numbered,
     with_receiver_process,
@@ -73,6 +77,15 @@ class PipeContract(LinkContract):
         reading = Task(take_numbered, partial(receiver.recv_many, CHUNK, MEGABYTE), MANY)
         for number in range(MANY):
             sender.send(numbered(number, 64), soon())
+        reading.result()
+
+    @pytest.mark.slow
+    def test_a_frame_of_64_mb_by_a_pipe(self, lab: Lab, pipes: None) -> None:
+        """And others that are large, with every byte in its place."""
+        receiver, sender = pipe(lab, 1)
+        reading = Task(take_numbered, partial(receiver.recv_many, 1, 1), len(LARGE))
+        for number, size in enumerate(LARGE):
+            sender.send(numbered(number, size * MEGABYTE), soon())
         reading.result()
 
     def test_a_pipe_takes_what_is_there_and_no_more(self, lab: Lab, pipes: None) -> None:
@@ -116,20 +129,25 @@ class PipeContract(LinkContract):
         assert [receiver.recv_many(1, 1, soon()) for receiver in receivers] == [[b"hello"]] * 2
 
     def test_a_missing_receiver_is_an_error(self, lab: Lab, pipes: None) -> None:
-        """At the deadline."""
-        with missed(0.3) as deadline:
-            lab.transport().pipe_sender(lab.address()).connect(deadline)
+        """At the deadline; until then the sender rests."""
+        sender = lab.transport().pipe_sender(lab.address())
+        with at_rest(), missed(0.5) as deadline:
+            sender.connect(deadline)
 
     def test_a_pipe_sender_far_ahead_waits_and_may_try_again(self, lab: Lab, pipes: None) -> None:
-        """What was refused at the deadline was not sent; what was accepted arrives, and nothing twice."""
+        """It rests; what was refused was not sent, what was accepted arrives, nothing twice, and nobody keeps it."""
         receiver, sender = pipe(lab, 1)
         accepted = overrun(sender.send)
-        taken = receiver.recv_many(1, 1, soon())
-        sender.send(numbered(accepted), soon())
-        while len(taken) <= accepted:
-            taken += receiver.recv_many(100, 1 << 30, soon())
-        assert [number_of(frame) for frame in taken] == list(range(accepted + 1))
+        with at_rest(), missed(0.5) as deadline:
+            sender.send(numbered(accepted, MEGABYTE), deadline)
+        standing, more = memory(), max(150, 3 * accepted)
+        reading = Task(take_numbered, partial(receiver.recv_many, CHUNK, MEGABYTE))
+        for number in range(accepted, accepted + more):
+            sender.send(numbered(number, MEGABYTE), soon())
+        sender.send(b"", soon())
+        reading.result()
         assert receiver.recv_many(1, 1, time.monotonic() + 0.2) == []
+        see_nothing_kept(standing, more * MEGABYTE)
 
     @pytest.mark.slow
     def test_a_stopped_receiver_gets_a_burst_later(self, lab: Lab, processes: None, pipes: None) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -42,6 +43,10 @@ PATIENCE = float(os.environ.get("TPSERVE_TESTING_PATIENCE", "60"))
 """Seconds after which a test counts as hung; ``tpserve plugins check --limit`` sets it."""
 
 CHUNK = 50
+
+CONTENT = random.Random(0).randbytes(4093) * 300
+"""What frames are cut from. Its period is a prime number, so that no piece of a frame that has the size of a buffer, or
+of half the frame, passes for another; and short, so that transports which compress are no slower than others."""
 
 SyncMaker = Callable[[SyncContext], Sync]
 
@@ -143,8 +148,11 @@ def load(name: str) -> Any:
 
 
 def numbered(number: int, size: int = 300) -> bytes:
-    """A frame that says which it is."""
-    return number.to_bytes(8, "little").ljust(size, b"-")
+    """A frame of 8 bytes or more that says which it is, and shows any of its bytes that is not in its place."""
+    start = number % 1000
+    end = start + size - 8
+    content = CONTENT if end <= len(CONTENT) else CONTENT * (1 + end // len(CONTENT))
+    return number.to_bytes(8, "little") + content[start:end]
 
 
 def number_of(frame: bytes) -> int:

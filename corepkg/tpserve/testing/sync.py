@@ -5,7 +5,8 @@ class TestMine(SyncContract):
     def spec(self):
         return plugin.tpserve_syncs()[0]
 
-Every guarantee of :mod:`tpserve.api.sync` is tried, in threads and in processes that are stopped and killed.
+Every guarantee of :mod:`tpserve.api.sync` is tried, in the situations that the tests name, in threads and in processes
+that are stopped and killed: up to five ranks, and runs of seconds.
 """
 
 from __future__ import annotations
@@ -30,13 +31,33 @@ from tpserve.api import (
 from tpserve.api.sync import HEARTBEAT
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.doors import SyncDoorContract
-from tpserve.testing.lab import Task, await_loss, burnt_cpu, leaks_files, leaks_names, missed, send_to_the_dead, soon
-from tpserve.testing.links import MEGABYTE
+from tpserve.testing.lab import (
+    Task,
+    at_rest,
+    await_loss,
+    burnt_cpu,
+    leaks_files,
+    leaks_names,
+    missed,
+    send_to_the_dead,
+    soon,
+)
+from tpserve.testing.links import MEGABYTE, Stream
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds, drain
-from tpserve.testing.sync_group import Group, announce_until_error, hear_until_error, numbered, take_rounds
+from tpserve.testing.sync_group import (
+    Group,
+    announce_until_error,
+    hear_until_error,
+    hear_until_heartbeat,
+    numbered,
+    take_rounds,
+)
 from tpserve.transports.options import GlooOptions
 
 __all__ = ["SyncContract", "fanout_between_processes"]
+
+UNHEARD = 1 << 16
+"""A leader that announces so many rounds to a follower that does not listen has no bound."""
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -165,21 +186,30 @@ class SyncContract(SyncDoorContract):
         assert [follower.receive(soon()), follower.receive(soon())] == said
 
     def test_a_leader_far_ahead_waits_until_its_deadline(self, group: Group) -> None:
-        """Its lead is bounded, and ends with an error."""
-        leader, _follower = group.connected(2)
+        """Its lead is bounded, though another follower hears all, and ends with an error."""
+        leader, fast, _slow = group.connected(3)
+        hearing = Task(hear_until_error, fast, [])
         with pytest.raises(DeadlineExceeded):
             announce_until_error(leader, patience=0.5)
+        for rank in (2, 0):
+            group.leave(rank)
+        with pytest.raises(TransportError):
+            hearing.result()
 
     def test_a_leader_goes_on_as_soon_as_it_is_heard(self, group: Group) -> None:
-        """Waiting loses nothing, with two followers of different speed."""
+        """It rests until the slower of two followers has heard more, and nothing is lost."""
         leader, slow, fast = group.connected(3)
-        said = [numbered(number) for number in range(300)]
-        saying = Task(lambda: [leader.announce(announcement, soon()) for announcement in said])
-        quick = Task(lambda: [fast.receive(soon()) for _ in said])
-        time.sleep(0.3)
-        assert [slow.receive(soon()) for _ in said] == said
-        assert quick.result() == said
-        saying.result()
+        hearing = [Task(hear_until_heartbeat, fast)]
+        stream = Stream(lambda number: leader.announce(numbered(number), soon()), UNHEARD)
+        ahead = stream.stand_still()
+        with at_rest():
+            time.sleep(0.5)
+        said = [numbered(number) for number in range(2 * ahead + 100)]
+        hearing.append(Task(hear_until_heartbeat, slow))
+        stream.finish(len(said))
+        leader.announce(msgspec.structs.replace(said[-1], count=HEARTBEAT), soon())
+        for task in hearing:
+            assert task.result() == said
 
     def test_a_silent_leader_is_an_error_at_the_deadline(self, group: Group) -> None:
         """And not before it."""
@@ -189,10 +219,11 @@ class SyncContract(SyncDoorContract):
         assert time.monotonic() >= deadline
 
     def test_a_missing_rank_is_an_error_on_joining(self, group: Group) -> None:
-        """At the deadline, whoever is missing."""
+        """At the deadline, whoever is missing; until then the other rests."""
         for rank in (0, 1):
-            with missed(0.5) as deadline:
-                group.join(rank, 2, deadline)
+            join = group.apart(2)[rank]
+            with at_rest(), missed(0.5) as deadline:
+                join(deadline)
             group.renew()
 
     @pytest.mark.parametrize("late", [0, 1, 2])

@@ -24,7 +24,7 @@ from tpserve.testing.lab import Lab, Task, soon
 from tpserve.testing.links import difference
 from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
 
-__all__ = ["Group", "announce_until_error", "hear_until_error", "numbered", "take_rounds"]
+__all__ = ["Group", "announce_until_error", "hear_until_error", "hear_until_heartbeat", "numbered", "take_rounds"]
 
 
 class Group:
@@ -149,6 +149,14 @@ def hear_until_error(follower: Sync, heard: list[Announcement]) -> None:
     """Note what is announced."""
     while True:
         heard.append(follower.receive(time.monotonic() + 1))
+
+
+def hear_until_heartbeat(follower: Sync) -> list[Announcement]:
+    """The rounds that are announced before a sign of life comes."""
+    heard: list[Announcement] = []
+    while not (announcement := follower.receive(soon())).is_heartbeat:
+        heard.append(announcement)
+    return heard
 
 
 def announce_until_error(leader: Sync, patience: float = PATIENCE) -> None:

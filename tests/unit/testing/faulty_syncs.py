@@ -2,6 +2,7 @@
 
 import os
 import struct
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from tpserve.api import Announcement, NoOptions, PeerLost, SyncSpec
 from tpserve.sync.gloo import GlooSync
 from tpserve.sync.inband import InbandSync
 from tpserve.sync.options import ShmOptions
+from tpserve.sync.ring import PUBLISHED, SLOTS, WORDS
 from tpserve.sync.shm import ShmSync
 from tpserve.testing.sync import SyncContract
 
@@ -54,6 +56,58 @@ class Generous(ShmSync):
 
     def send_round(self, announcement, frames, deadline):
         super().send_round(announcement, [*frames, *frames], deadline)
+
+
+class Racing(ShmSync):
+    """Waits for the fastest follower, and writes over what the others have not heard."""
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        ring, readers = self._ring, range(self.context.size - 1)
+        ring.is_full = lambda: (
+            ring._words[PUBLISHED] >= SLOTS + max(ring._words[WORDS * (1 + reader)] for reader in readers)
+        )
+
+
+class OneSided(ShmSync):
+    """Waits for the first follower."""
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        ring = self._ring
+        ring.is_full = lambda: ring._words[PUBLISHED] >= SLOTS + ring._words[WORDS]
+
+
+class Polling(ShmSync):
+    """Its leader looks again and again whether it may go on."""
+
+    def announce(self, announcement, deadline):
+        while True:
+            try:
+                super().announce(announcement, 0)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                return
+
+
+class Restless(ShmSync):
+    """Looks at the clock until the others come."""
+
+    def connect(self, deadline):
+        done = threading.Event()
+        looking = threading.Thread(target=self.look, args=(done,))
+        looking.start()
+        try:
+            super().connect(deadline)
+        finally:
+            done.set()
+            looking.join()
+
+    def look(self, done):
+        while not done.is_set():
+            time.monotonic()
 
 
 class Waiting(GlooSync):

@@ -35,6 +35,21 @@ def late(call, *arguments):
         raise
 
 
+def poll(call, deadline):
+    """Call it again and again instead of waiting."""
+    while True:
+        try:
+            return call(0)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+
+
+def turned(frame):
+    half = len(frame) // 2
+    return frame[half:] + frame[:half] if half > 2 << 20 else frame
+
+
 class Sender(FanoutSender):
     """Passes everything on."""
 
@@ -107,6 +122,21 @@ class HastySender(Sender):
         super().send_one(frame, deadline)
 
 
+class TurningSender(Sender):
+    """Puts the halves of what is large in the wrong order."""
+
+    def send_one(self, frame, deadline):
+        super().send_one(turned(frame), deadline)
+
+
+class PollingSender(Sender):
+    def connect(self, deadline):
+        poll(super().connect, deadline)
+
+    def send_one(self, frame, deadline):
+        poll(lambda at_once: super(PollingSender, self).send_one(frame, at_once), deadline)
+
+
 class LateSender(Sender):
     def connect(self, deadline):
         late(super().connect, deadline)
@@ -131,12 +161,7 @@ class PollingReceiver(FanoutReceiver):
         self.receiver.connect(deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
-        while True:
-            try:
-                return self.receiver.recv_many(count, 0)
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    raise
+        return poll(lambda at_once: self.receiver.recv_many(count, at_once), deadline)
 
     def close(self) -> None:
         self.receiver.close()
@@ -149,6 +174,27 @@ class ForgetfulReceiver(PollingReceiver):
         frames = []
         while len(frames) < count:
             frames += self.receiver.recv_many(1, deadline)
+        return frames
+
+
+class PollingJoiner(PollingReceiver):
+    def connect(self, deadline):
+        poll(super().connect, deadline)
+
+    def recv_many(self, count, deadline):
+        return self.receiver.recv_many(count, deadline)
+
+
+class KeepingReceiver(PollingReceiver):
+    """Forgets nothing, ever."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.kept = []
+
+    def recv_many(self, *arguments):
+        frames = self.receiver.recv_many(*arguments)
+        self.kept += frames
         return frames
 
 
@@ -219,7 +265,8 @@ class CarelessSender(PipeSender):
 
     def send(self, frame: bytes, deadline: float) -> None:
         while self.refused:
-            self.sender.send(self.refused.pop(), deadline)
+            self.sender.send(self.refused[0], deadline)
+            del self.refused[0]
         try:
             self.sender.send(frame, deadline)
         except TimeoutError:
@@ -237,6 +284,19 @@ class SeldomLosingPipeSender(CarelessSender):
         self.sent += 1
         if self.sent % 1000:
             self.sender.send(frame, deadline)
+
+
+class TurningPipeSender(CarelessSender):
+    def send(self, frame, deadline):
+        self.sender.send(turned(frame), deadline)
+
+
+class PollingPipeSender(CarelessSender):
+    def connect(self, deadline):
+        poll(self.sender.connect, deadline)
+
+    def send(self, frame, deadline):
+        poll(lambda at_once: self.sender.send(frame, at_once), deadline)
 
 
 class LatePipeSender(CarelessSender):
@@ -302,6 +362,25 @@ class Hasty(Sound):
 
 class Polling(Sound):
     fanout_in = PollingReceiver
+
+
+class PollingToSend(Sound):
+    fanout_out = PollingSender
+    pipe_out = PollingPipeSender
+
+
+class PollingToJoin(Sound):
+    fanout_in = PollingJoiner
+
+
+class Turning(Sound):
+    fanout_out = TurningSender
+    pipe_out = TurningPipeSender
+
+
+class Keeping(Sound):
+    fanout_in = KeepingReceiver
+    pipe_in = KeepingReceiver
 
 
 class Forgetful(Sound):

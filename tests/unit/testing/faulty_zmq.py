@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tpserve.api import PeerLost, TransportCapabilities, TransportSpec
+from tpserve.api.flow import Window
 from tpserve.testing.transport import TransportContract
 from tpserve_transport_zmq.fanout import ZmqFanoutSender
 from tpserve_transport_zmq.pipe import ZmqPipeSender
@@ -55,6 +56,40 @@ class HoardingSender(Sender):
     def send_many(self, frames, deadline):
         super().send_many(frames, deadline)
         self.kept += [bytearray(frame) * 20 for frame in frames]
+
+
+class FastWindow(Window):
+    """Counts how far the fastest follower is behind."""
+
+    def has_room(self, frames):
+        slow = self._returned
+        self._returned = dict.fromkeys(slow, max(slow.values()))
+        has_room = super().has_room(frames)
+        self._returned = slow
+        return has_room
+
+
+class OneSidedWindow(Window):
+    """Counts how far the first follower is behind."""
+
+    def has_room(self, frames):
+        returned = self._returned
+        self._returned = {0: returned[0]}
+        has_room = super().has_room(frames)
+        self._returned = returned
+        return has_room
+
+
+class RacingSender(Sender):
+    window = FastWindow
+
+    def connect(self, deadline):
+        self._window = self.window(self._options.send_buffer, range(self._count))
+        super().connect(deadline)
+
+
+class OneSidedSender(RacingSender):
+    window = OneSidedWindow
 
 
 class UncountingSender(Sender):
@@ -115,6 +150,14 @@ class Dropping(Sound):
 
 class Hoarding(Sound):
     fanout_out = HoardingSender
+
+
+class Racing(Sound):
+    fanout_out = RacingSender
+
+
+class OneSided(Sound):
+    fanout_out = OneSidedSender
 
 
 class Uncounting(Sound):
