@@ -47,7 +47,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_step_tokens: most tokens that one step computes; 0: on the CPU what takes about a second, on CUDA 16384.
         chunked_prefill_size: most tokens of one prompt that one step computes; 0: as many as a step may.
         cache: ``radix`` keeps computed pages for prompts that begin alike; ``none`` does not.
-        overlap: decide the next round while a step is computed.
+        overlap: decide the next round while a step is computed; None: on accelerators, which compute by themselves.
         cuda_graph: replay decode steps from CUDA graphs, where all parts can be recorded.
         max_requests: most requests in flight; past it the server answers 503 with Retry-After.
         max_queued_requests: most beyond ``max_running_requests``; past it, 429 with Retry-After. 0: no limit.
@@ -93,7 +93,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_step_tokens: Natural = 0
     chunked_prefill_size: Natural = 0
     cache: Literal["radix", "none"] = "radix"
-    overlap: bool = True
+    overlap: bool | None = None
     cuda_graph: bool = True
     max_requests: Positive = 4096
     max_queued_requests: Natural = 0

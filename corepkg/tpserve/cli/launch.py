@@ -31,8 +31,11 @@ TIMES = "Times, in seconds"
 
 def _flag(field: str, panel: str, help: str) -> OptionInfo:
     """A flag for one setting; None, its value when it is not given, leaves the setting to other sources."""
+    default = getattr(DEFAULTS, field)
     flag: OptionInfo = typer.Option(
-        help=f"{help} [dim]default: {getattr(DEFAULTS, field)}[/dim]", show_default=False, rich_help_panel=panel
+        help=f"{help} [dim]default: {'auto' if default is None else default}[/dim]",
+        show_default=False,
+        rich_help_panel=panel,
     )
     return flag
 
@@ -102,7 +105,12 @@ def launch(
         str | None, _flag("cache", CAPACITY, "radix keeps computed pages for prompts that begin alike; or none.")
     ] = None,
     overlap: Annotated[
-        bool | None, _flag("overlap", CAPACITY, "Decide the next round while a step is computed, or wait for it.")
+        bool | None,
+        _flag(
+            "overlap",
+            CAPACITY,
+            "Decide the next round while a step is computed, or wait for it; auto: on a GPU.",
+        ),
     ] = None,
     cuda_graph: Annotated[
         bool | None, _flag("cuda_graph", PARTS, "Replay decode steps from CUDA graphs, where all parts allow it.")

@@ -90,6 +90,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         places: where each rank runs.
         step_tokens: the most tokens that one step computes.
         step_reason: why so many.
+        overlap: whether a round is decided while the step before is computed.
         cuda_graph: whether decode steps are replayed from CUDA graphs.
         cuda_graph_reason: why, or why not.
     """
@@ -109,6 +110,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     places: list[Place]
     step_tokens: int
     step_reason: str
+    overlap: bool
     cuda_graph: bool
     cuda_graph_reason: str
 
@@ -163,6 +165,8 @@ def resolve(
         places=place_ranks(config, device.type),
         step_tokens=step_tokens,
         step_reason=step_reason,
+        # On the CPU a step is over when it has been launched: its tokens would only come a step late.
+        overlap=device.type != "cpu" if config.overlap is None else config.overlap,
         cuda_graph=cuda_graph,
         cuda_graph_reason=cuda_graph_reason,
     )

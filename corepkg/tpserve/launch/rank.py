@@ -102,7 +102,7 @@ def compose_rank(
             step_tokens=post.composition.step_tokens,
             chunk=post.config.chunked_prefill_size,
             cache=post.config.cache == "radix",
-            overlap=post.config.overlap,
+            overlap=post.composition.overlap,
         )
         scheduler = Scheduler(
             source,

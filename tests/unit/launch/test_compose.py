@@ -349,3 +349,13 @@ def test_a_step_on_the_cpu_is_short_enough_to_wait_for(
 ) -> None:
     found = composed(accelerators, model=changed(layers=layers), **settings)
     assert (found.step_tokens, found.step_reason) == (tokens, reason)
+
+
+@pytest.mark.parametrize(
+    ("settings", "accelerators", "overlap"),
+    [({}, NONE, False), ({}, TWO, True), ({"overlap": True}, NONE, True), ({"overlap": False}, TWO, False)],
+)
+def test_rounds_overlap_with_what_computes_by_itself(
+    settings: dict[str, Any], accelerators: Accelerators, overlap: bool
+) -> None:
+    assert composed(accelerators, **settings).overlap == overlap
