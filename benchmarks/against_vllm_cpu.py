@@ -20,11 +20,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -41,6 +41,11 @@ LARGEST = 40_000
 STREAMS = 16
 START = 900.0
 """Seconds that an engine may take to be ready: vLLM compiles its model."""
+
+T = TypeVar("T")
+
+Found = dict[str, list[dict[str, float]]]
+"""Results by engine, one a repeat."""
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts, int], float]
@@ -129,29 +134,34 @@ def _answer(lines: IO[str]) -> dict[str, Any]:
     return answer
 
 
-def engines(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Measure engines; results by engine, one a repeat."""
+def engines(options: argparse.Namespace, folder: Path) -> Found:
+    """Measure engines."""
+
+    def measure(generate: Generate, repeat: int) -> dict[str, float]:
+        return {
+            "one stream, ms a token": _time_a_token(generate, 1, repeat),
+            "sixteen streams, output tokens/s": STREAMS * OUTPUT / generate(_prompts(STREAMS, repeat), OUTPUT),
+        }
+
     with ExitStack() as stack:
         arms: dict[str, Generate] = {}
         for mode in options.mode:
             peer = vllm(options.vllm, folder, options.dtype, mode, options.threads)
             arms[f"vllm {mode}"] = stack.enter_context(peer)
         arms["tpserve"] = stack.enter_context(tpserve(options.dtype, options.threads))
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-        for repeat in range(options.repeats + 1):
-            for name in _turns(arms, repeat):
-                result = {
-                    "one stream, ms a token": _time_a_token(arms[name], 1, repeat),
-                    "sixteen streams, output tokens/s": STREAMS
-                    * OUTPUT
-                    / arms[name](_prompts(STREAMS, repeat), OUTPUT),
-                }
-                _note(name, repeat, result, found)
-    return found
+        return take_turns(arms, options.repeats, measure)
 
 
-def servers(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Measure servers, likewise."""
+def servers(options: argparse.Namespace, folder: Path) -> Found:
+    """Measure servers."""
+
+    def measure(url: str, repeat: int) -> dict[str, float]:
+        seen = summarise(complete(url, _prompts(STREAMS, repeat), OUTPUT))
+        return {
+            "TTFT at sixteen streams over HTTP, s": seen.ttft,
+            "output tokens/s over HTTP": seen.tokens_per_second,
+        }
+
     with ExitStack() as stack:
         urls: dict[str, str] = {}
         for mode in options.mode:
@@ -159,15 +169,19 @@ def servers(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[st
             urls[f"vllm {mode}"] = stack.enter_context(peer)
         flags = ["--dtype", options.dtype, "--threads", str(options.threads), "--cache", "none"]
         urls["tpserve"] = stack.enter_context(serving(flags))
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in urls}
-        for repeat in range(options.repeats + 1):
-            for name in _turns(urls, repeat):
-                seen = summarise(complete(urls[name], _prompts(STREAMS, repeat), OUTPUT))
-                result = {
-                    "TTFT at sixteen streams over HTTP, s": seen.ttft,
-                    "output tokens/s over HTTP": seen.tokens_per_second,
-                }
-                _note(name, repeat, result, found)
+        return take_turns(urls, options.repeats, measure)
+
+
+def take_turns(arms: dict[str, T], repeats: int, measure: Callable[[T, int], dict[str, float]]) -> Found:
+    """Measure each arm in each repeat, forwards and backwards in turn, so that a drift meets all alike."""
+    found: Found = {name: [] for name in arms}
+    for repeat in range(repeats + 1):
+        for name in list(arms) if repeat % 2 else list(arms)[::-1]:
+            result = measure(arms[name], repeat)
+            rounded = {what: round(value, 3) for what, value in result.items()}
+            sys.stderr.write(f"{name}, {repeat or 'warm-up'}: {rounded}\n")
+            if repeat:
+                found[name].append(result)
     return found
 
 
@@ -180,19 +194,7 @@ def _prompts(streams: int, repeat: int) -> Prompts:
     return fixed(streams, PROMPT, repeat * 100 + streams, LARGEST)
 
 
-def _turns(arms: dict[str, Any], repeat: int) -> Sequence[str]:
-    """Forwards and backwards in turn, so that a drift meets all alike."""
-    return list(arms) if repeat % 2 else list(arms)[::-1]
-
-
-def _note(name: str, repeat: int, result: dict[str, float], found: dict[str, list[dict[str, float]]]) -> None:
-    rounded = {what: round(value, 3) for what, value in result.items()}
-    sys.stderr.write(f"{name}, {repeat or 'warm-up'}: {rounded}\n")
-    if repeat:
-        found[name].append(result)
-
-
-def ratios(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+def ratios(found: Found) -> dict[str, dict[str, Any]]:
     """How tpserve does over vLLM in its better mode, repeat by repeat."""
     ours = found["tpserve"]
     result: dict[str, dict[str, Any]] = {}
