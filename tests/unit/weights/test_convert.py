@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -161,3 +163,19 @@ def test_what_is_not_gguf_is_one_line(tmp_path: Path) -> None:
     assert child.returncode == 2
     assert errors.startswith(f"error: {source} is not a readable GGUF file")
     assert len(errors.splitlines()) == 1
+
+
+def test_a_cache_without_room_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(convert, "read_header", lambda source: None)
+    monkeypatch.setattr(convert, "build_once", refuse)
+    monkeypatch.setattr(sys, "argv", ["convert", "model.gguf", str(tmp_path / "models" / "made")])
+    with pytest.raises(SystemExit) as ended:
+        convert.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"error: no room in the cache {tmp_path / 'models'}; TPSERVE_CACHE says where it is\n"
