@@ -29,7 +29,7 @@ serve: install       ## start the server on the embedded model; ARGS='--tp 2' ad
 	$(BIN)/tpserve launch $(ARGS)
 
 test: install        ## run all tests, JOBS=4 at a time; ARGS='-k round' adds flags
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 TPSERVE_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install       ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -48,6 +48,9 @@ SETTLING = 0.7
 SLACK = 2.0
 """Seconds that a call may end after its deadline. Links take a tenth of it, but a machine may be busy."""
 
+RESTLESS = 1 / 3
+"""Share of a core from which on a wait counts as spinning: somebody may try anew now and then."""
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 it is only listed
 USES = 3
 
@@ -244,12 +247,12 @@ def burnt_cpu(wait: Callable[[], object]) -> float:
 
 @contextmanager
 def at_rest() -> Iterator[None]:
-    """See that whatever waits inside takes less than a third of a core: somebody may try anew, but nothing spins."""
+    """See that nothing that waits inside spins."""
     begun = time.monotonic()
     before = time.process_time()
     yield
     burnt, waited = time.process_time() - before, time.monotonic() - begun
-    assert burnt < waited / 3, f"waiting for {waited:.1f} s takes {burnt:.1f} s of CPU time"
+    assert burnt < waited * RESTLESS, f"waiting for {waited:.1f} s takes {burnt:.1f} s of CPU time"
 
 
 def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:

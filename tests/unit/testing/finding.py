@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tpserve.testing import lab
+
 __all__ = ["finds", "passes"]
 
 
@@ -15,13 +17,14 @@ def finds(faulty: Path, fault: str, test: str, patience: float, *impatient: Modu
     """Whether one test passes on the sound part that a module has, and fails on one with a fault.
 
     Many faults show when patience is at an end, so these modules have less of it: but not with the sound part, which a
-    busy machine may keep waiting.
+    busy machine may keep waiting. On such a machine a fault that spins may get little of a core.
     """
     if not _passes_sound(faulty, test):
         return False
     with pytest.MonkeyPatch.context() as patch:
         for module in impatient:
             patch.setattr(module, "PATIENCE", patience)
+        patch.setattr(lab, "RESTLESS", 0.1)
         return not passes(faulty, fault, test)
 
 
