@@ -59,9 +59,9 @@ class ZmqPipeSender(PipeSender):
             self._asked = self._window.mark()
             self._send(self._asked)
         while not self._window.has_room([frame]):
-            parts = self._dealer.receive(deadline)
-            if parts is not None:
-                self._window.returned(RECEIVER, read_mark(b"".join(parts)))
+            mark = self._dealer.receive(deadline)
+            if mark is not None:
+                self._window.returned(RECEIVER, read_mark(mark))
                 continue
             self._check_peer()
             if time.monotonic() >= deadline:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -23,16 +24,17 @@ from zmq.utils.monitor import recv_monitor_message
 from tpserve.api import Closed, TransportError
 from tpserve.api.addresses import check_address, free_path, ipc_path
 
-__all__ = ["Dealer", "Part", "Router", "body_part"]
+__all__ = ["SHARED", "Dealer", "Part", "Router", "body_part"]
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Part = bytes | zmq.Frame
+Message = TypeVar("Message")
 
 # A blocking recv answers in 50 µs where a poll over several sockets takes 80. That it returns now and then bounds
 # how late a lost peer or a close from another thread is noticed, and costs nothing that shows.
 SLICE = 0.2
-# Larger bodies are copied into one zmq message that all receivers share.
 SHARED = 64 << 10
+"""A larger body is copied into one zmq message that all receivers share."""
 
 
 class Socket:
@@ -58,39 +60,23 @@ class Socket:
     ) -> None:
         self._lock.release()
 
-    def receive(self, deadline: float) -> list[bytes] | None:
-        """One message; None when the deadline, or a slice of the time until then, has passed.
-
-        Raises:
-            Closed: :meth:`close` was called meanwhile.
-        """
-        wait = _milliseconds(deadline)
-        if wait != self._timeout:
-            self._socket.setsockopt(zmq.RCVTIMEO, wait)
-            self._timeout = wait
-        try:
-            return self._socket.recv_multipart()
-        except zmq.Again:
-            if self._closed:
-                raise Closed("the link was closed") from None
-            return None
-
-    def look(self, seconds: float) -> list[bytes] | None:
-        """One message, if it comes so soon; without sleeping, which takes a good part of what a message takes."""
-        stop = time.monotonic() + seconds
-        while True:
-            try:
-                return self._socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                if time.monotonic() >= stop:
-                    return None
-                os.sched_yield()  # zmq's own thread may need this core
-
     def close(self, linger: float) -> None:
         """Close; the context's end then waits up to ``linger`` seconds until what was sent has gone out."""
         self._closed = True
         with self._lock:
             self._socket.close(round(1000 * linger))
+
+    def _receive(self, take: Callable[[], Message], deadline: float) -> Message | None:
+        wait = _milliseconds(deadline)
+        if wait != self._timeout:
+            self._socket.setsockopt(zmq.RCVTIMEO, wait)
+            self._timeout = wait
+        try:
+            return take()
+        except zmq.Again:
+            if self._closed:
+                raise Closed("the link was closed") from None
+            return None
 
     def _send(self, parts: tuple[Part, ...]) -> None:
         for part in parts[:-1]:
@@ -125,6 +111,14 @@ class Router(Socket):
             self.close(0)
             raise TransportError(f"cannot bind {address}: {error}") from error
         self._file = file
+
+    def receive(self, deadline: float) -> list[bytes] | None:
+        """One message, after its sender's name; None when the deadline, or a slice of the time until then, has passed.
+
+        Raises:
+            Closed: :meth:`close` was called meanwhile.
+        """
+        return self._receive(self._socket.recv_multipart, deadline)
 
     def send(self, name: bytes, *parts: Part) -> bool:
         """Send a message over the connection of this name; False if it has gone. Never blocks."""
@@ -195,6 +189,27 @@ class Dealer(Socket):
         if not self._connected and self._events.poll(_milliseconds(deadline)):
             self._read_event()
         return self._connected
+
+    def receive(self, deadline: float) -> bytes | None:
+        """One part; None when the deadline, or a slice of the time until then, has passed.
+
+        Part by part, since asking zmq whether there is another takes as long as receiving it.
+
+        Raises:
+            Closed: :meth:`close` was called meanwhile.
+        """
+        return self._receive(self._socket.recv, deadline)
+
+    def look(self, seconds: float) -> bytes | None:
+        """One part, if it comes so soon; without sleeping, which takes a good part of what a message takes."""
+        stop = time.monotonic() + seconds
+        while True:
+            try:
+                return self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                if time.monotonic() >= stop:
+                    return None
+                os.sched_yield()  # zmq's own thread may need this core
 
     def lost(self) -> bool:
         """Whether the peer was there and has gone; once it has, zmq's new attempts to connect do not change that."""
