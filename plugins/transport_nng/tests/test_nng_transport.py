@@ -21,7 +21,7 @@ class TestNng(TransportContract):
 
 @pytest.mark.parametrize("address", ["ipc://{}/link", "tcp://127.0.0.1:9"])
 def test_waiting_for_somebody_who_does_not_come_is_cheap(address: str, tmp_path: Path) -> None:
-    """Two seconds take less than 0.1 s of CPU time. They take a fifth of that, and with attempts of nng's own 0.25 s."""
+    """Two seconds take less than 0.1 s of CPU time. They take a fifth of that, and nng's own attempts 0.25."""
     address = address.format(tmp_path)
     transport = NngTransport(NngOptions())
     for end in (transport.fanout_receiver(address, 0, 1), transport.pipe_sender(address)):
