@@ -51,8 +51,9 @@ def make_group(path: Path, rank: int, size: int, timeout: float, join_timeout: f
         try:
             group = _connect(exchange, rank, size, max(LEAST, (deadline - time.monotonic()) / PATIENCE))
         except RuntimeError as error:
-            silent = ", ".join(key.rpartition("/")[2] for key in exchange.missing(met) if key != met[rank])
-            raise DeadlineExceeded(f"rank {rank} cannot connect at {path}, nor can rank {silent}: {error}") from error
+            others = [key.rpartition("/")[2] for key in exchange.missing(met) if key != met[rank]]
+            waiting = f"rank {', '.join(others)}" if others else "the others"
+            raise DeadlineExceeded(f"rank {rank} waited at {path} to connect with {waiting}: {error}") from error
         exchange.set(met[rank], b"")
         if rank == 0:
             exchange.wait(met)
