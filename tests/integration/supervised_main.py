@@ -5,6 +5,7 @@ Its argument is JSON: the patience, the members' names with what they do in whic
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Scenario(msgspec.Struct):
     members: list[str]
     behaviour: dict[str, dict[str, dict[str, str]]]
     patience: Patience
+    forked: list[str] = []
 
 
 class FakeCast:
@@ -57,7 +59,8 @@ class FakeCast:
             main=f"supervised_roles:{role}",
             payload=msgspec.Raw(msgspec.json.encode(payload)),
         )
-        return Start(spec, {"PYTHONPATH": str(Path(__file__).parent)})
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        return Start(spec, {"PYTHONPATH": path}, is_forked=name in self.scenario.forked)
 
 
 class Lines:

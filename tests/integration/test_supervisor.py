@@ -26,11 +26,12 @@ Behaviour = dict[str, dict[str, dict[str, str]]]
 class Server:
     """A supervisor under test, with all it started."""
 
-    def __init__(self, base: Path, behaviour: Behaviour, patience: dict[str, Any]) -> None:
+    def __init__(self, base: Path, behaviour: Behaviour, forked: list[str], patience: dict[str, Any]) -> None:
         self.base = base
         scenario = {
             "members": MEMBERS,
             "behaviour": behaviour,
+            "forked": forked,
             "patience": {"backoff": 0.05, "startup": HANG, **patience},
         }
         self.process = subprocess.Popen(
@@ -99,8 +100,8 @@ def start() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="tp") as base:
         Path(base).chmod(0o700)
 
-        def launch(behaviour: Behaviour | None = None, **patience: Any) -> Server:
-            servers.append(Server(Path(base), behaviour or {}, patience))
+        def launch(behaviour: Behaviour | None = None, forked: list[str] | None = None, **patience: Any) -> Server:
+            servers.append(Server(Path(base), behaviour or {}, forked or [], patience))
             return servers[-1]
 
         yield launch
@@ -117,6 +118,18 @@ def test_a_signal_lets_all_leave_in_order(start: Any, signum: signal.Signals) ->
     server.process.send_signal(signum)
     assert server.end()[0] == 0
     assert server.events() == ["ServeEvent", "StopEvent"]
+    assert server.left() == []
+
+
+def test_ranks_leave_in_order_though_their_fork_server_was_stopped(start: Any) -> None:
+    """It cannot tell how they have ended, and nobody else is to blame."""
+    server = start(forked=["rank0", "rank1"])
+    server.await_ready()
+    server.look()["forkserver"].suspend()
+    server.process.send_signal(signal.SIGTERM)
+    code, log = server.end()
+    assert (code, "ERROR" in log) == (0, False), log
+    assert "rank0 ended with no report of how: its fork server stands still" in log
     assert server.left() == []
 
 

@@ -26,7 +26,9 @@ class GlooComm(Comm):
     def __init__(self, options: Options, context: CommContext) -> None:
         super().__init__(options, context)
         # Any: torch has no types for a group's methods.
-        self._group: Any = make_group(context.run_dir / context.name, context.rank, context.size, context.timeout)
+        self._group: Any = make_group(
+            context.run_dir / context.name, context.rank, context.size, context.timeout, context.join_timeout
+        )
         self._closed = False
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

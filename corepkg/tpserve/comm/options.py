@@ -15,7 +15,8 @@ class ShmCommOptions(Options, frozen=True, kw_only=True):
     """How ranks wait for each other.
 
     Attributes:
-        spin: microseconds that a rank looks for another's part before it sleeps; never with more ranks than cores.
+        spin: microseconds that a rank looks for another's part before it sleeps; never with more ranks than the
+            cores that they may use.
     """
 
     spin: Annotated[int, Meta(ge=0, le=100_000)] = 1000

@@ -28,6 +28,8 @@ __all__ = ["ShmComm"]
 
 LINE = 64
 WORDS = LINE // 8
+ROOMY = 1
+"""The word beside that of rank 0."""
 PART = 1 << 20
 """Bytes of one part; what is larger goes in several."""
 
@@ -42,7 +44,7 @@ class ShmComm(Comm):
     def __init__(self, options: Options, context: CommContext) -> None:
         super().__init__(options, context)
         assert isinstance(options, ShmCommOptions)
-        self._spin = options.spin / 1e6 if context.size <= (os.cpu_count() or 1) else 0.0
+        self._spin = options.spin / 1e6
         self._others = [rank for rank in range(context.size) if rank != context.rank]
         self._turn = 0
         self._meeting = Meeting(context)
@@ -107,8 +109,10 @@ class ShmComm(Comm):
             descriptor = os.memfd_create("tpserve-comm", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(descriptor, _Memory.bytes(size))
+                memory = _Memory(descriptor, size)
                 self._meeting.lead([descriptor], deadline)
-                return _Memory(descriptor, size)
+                memory.is_roomy = self._meeting.cores() >= size  # only the leader has met all
+                return memory
             finally:
                 os.close(descriptor)
         (descriptor,) = self._meeting.follow(1, deadline)
@@ -144,7 +148,7 @@ class ShmComm(Comm):
         looked = False
         while (found := memory.published(rank)) < self._turn:
             now = time.monotonic()
-            if now < begun + self._spin:
+            if memory.is_roomy and now < begun + self._spin:
                 os.sched_yield()  # who is waited for may need this core
                 continue
             if looked:
@@ -160,7 +164,7 @@ class ShmComm(Comm):
 
 
 class _Memory:
-    """A word for each rank, and two places for parts."""
+    """A word for each rank, one that says whether each has a core to itself, and two places for parts."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
@@ -183,6 +187,15 @@ class _Memory:
             typed = self._typed[like.dtype] = [self._places(like.dtype, place) for place in range(2)]
         count, shape = like.numel(), like.shape
         return [place[:count].view(shape) for place in typed[turn % 2]]
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a rank that looks keeps no other off its core; not before somebody has said so."""
+        return bool(self._words[ROOMY])
+
+    @is_roomy.setter
+    def is_roomy(self, is_roomy: bool) -> None:
+        self._words[ROOMY] = is_roomy
 
     def publish(self, rank: int, count: int) -> None:
         """Say that a rank's part is there, and wake who waits for it."""

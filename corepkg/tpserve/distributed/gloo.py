@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,37 +12,67 @@ from tpserve.errors import DeadlineExceeded
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroupGloo
 
+    from tpserve.distributed.files import FileExchange
+
 __all__ = ["make_group"]
+
+PATIENCE = 5
+"""Gloo gives a peer so many times its time-out to connect."""
+
+LEAST = 0.001
+"""It counts whole milliseconds, and takes 0 for "as long as usual"."""
 
 
 def make_group(path: Path, rank: int, size: int, timeout: float, join_timeout: float | None = None) -> ProcessGroupGloo:
-    """Join a gloo group whose members meet through the file ``path``; returns when all have come.
+    """Join a gloo group whose members meet in the directory ``path``; returns when all have come.
 
-    A file is good for one group, once. The last member that leaves in good order removes it.
+    A path is good for one group, once. Nothing is left there when rank 0 has met the others, or all have given up.
 
     Args:
         path: the same for all members, in a directory that is private to this user.
         rank: this member, 0 ≤ rank < size.
         size: how many members there are.
-        timeout: seconds after which an operation of the group gives up.
+        timeout: seconds after which a collective operation gives up; sends and receives wait as long as they are told.
         join_timeout: seconds to wait for the others; as ``timeout`` if None.
 
     Raises:
         DeadlineExceeded: not all came.
+        PeerLost: another member has given up.
     """
-    from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
+    from tpserve.distributed.files import FileExchange
 
-    joining = timedelta(seconds=timeout if join_timeout is None else join_timeout)
-    store = FileStore(str(path), size)
-    store.set_timeout(joining)
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    # An address and not an interface's name: torch would listen on the host name's address otherwise.
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = joining
-    options._threads = 1
+    deadline = time.monotonic() + (timeout if join_timeout is None else join_timeout)
+    exchange = FileExchange(path, rank, deadline)
+    came, met = ([f"{word}/{member}" for member in range(size)] for word in ("came", "met"))
     try:
-        group = ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
-        raise DeadlineExceeded(f"rank {rank} of {size} waited {joining} for the others at {path}: {error}") from error
+        exchange.set(came[rank], b"")
+        exchange.wait(came)
+        # Only now does gloo begin to count, so that those who come late do not make it later still.
+        try:
+            group = _connect(exchange, rank, size, max(LEAST, (deadline - time.monotonic()) / PATIENCE))
+        except RuntimeError as error:
+            others = [key.rpartition("/")[2] for key in exchange.missing(met) if key != met[rank]]
+            waiting = f"rank {', '.join(others)}" if others else "the others"
+            raise DeadlineExceeded(f"rank {rank} waited at {path} to connect with {waiting}: {error}") from error
+        exchange.set(met[rank], b"")
+        if rank == 0:
+            exchange.wait(met)
+    except BaseException:
+        exchange.withdraw(of_all=rank == 0)
+        raise
+    if rank == 0:
+        exchange.withdraw(of_all=True)
     group.set_timeout(timedelta(seconds=timeout))
     return group
+
+
+def _connect(exchange: FileExchange, rank: int, size: int, timeout: float) -> ProcessGroupGloo:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    # An address and not an interface's name: torch would listen on the host name's address otherwise. And not lazily,
+    # because addresses are to be had only now.
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    options._timeout = timedelta(seconds=timeout)
+    options._threads = 1
+    return ProcessGroupGloo(exchange, rank, size, options)

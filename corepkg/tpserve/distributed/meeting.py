@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager, suppress
 
 from tpserve.api import CommContext, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
 from tpserve.api.doors import dial, greetings
+from tpserve.distributed.quota import quota
 
 __all__ = ["Meeting"]
 
@@ -102,13 +103,16 @@ class Meeting:
         return None
 
     def cores(self) -> int:
-        """How many cores this rank and those it has met may use together; followers have met the leader."""
+        """How many cores this rank and those it has met may use together; followers have met the leader.
+
+        No more than the container's share, where it has one.
+        """
         cores = os.sched_getaffinity(0)
         for peer in self._peers.values():
             pid, _, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
             with suppress(OSError):  # it has left, or cannot be seen from here
                 cores |= os.sched_getaffinity(pid)
-        return len(cores)
+        return int(min(len(cores), quota()))
 
     def close(self) -> None:
         """Leave, which the others notice. May be called twice."""

@@ -64,10 +64,11 @@ def _prompts(value: Any) -> list[str | list[int]]:
         raise PydanticCustomError("prompt", "must not be empty")
     if items is value and all(type(item) is int for item in items):
         items = [items]
+    is_text = isinstance(items[0], str)
     for item in items:
-        if isinstance(item, str):
+        if is_text and isinstance(item, str):
             encodable(item)
-        elif not isinstance(item, list) or not all(type(token) is int for token in item):
+        elif is_text or not isinstance(item, list) or not all(type(token) is int for token in item):
             raise PydanticCustomError(
                 "prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
             )

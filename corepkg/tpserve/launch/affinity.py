@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from tpserve.config import AUTO, ServeConfig
+from tpserve.distributed.quota import quota
 from tpserve.errors import ConfigError
 
 __all__ = ["Place", "parse_cpus", "place_ranks"]
 
 TOPOLOGY = Path("/sys/devices/system")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def place_ranks(config: ServeConfig, device: str, cores: list[Core] | None = Non
     Raises:
         ConfigError: ``cpu_affinity`` is not understood, or names cores that this process may not use.
     """
-    limit = _quota() if cores is None else math.inf
+    limit = quota() if cores is None else math.inf
     cores = sorted(cores or usable_cores())
     shares = _shares(config, cores)
     physical = min(_physical(share) if share else _physical(cores) // config.tp for share in shares)
@@ -121,15 +121,6 @@ def _listed(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
 
 def _physical(cores: list[Core]) -> int:
     return len({core.physical for core in cores})
-
-
-def _quota() -> float:
-    """How many cores' time the container may use; infinite without a limit."""
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-        return max(1.0, int(quota) / int(period))
-    except (OSError, ValueError):  # no version 2 control group, or "max"
-        return math.inf
 
 
 def _numa_nodes() -> list[tuple[int, list[int]]]:

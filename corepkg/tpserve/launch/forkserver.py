@@ -77,11 +77,13 @@ class Forked:
     Attributes:
         exit_code: None while it runs, or waits to be forked.
         server_exit_code: how its server ended, if that ended it.
+        is_unreported: it had hung up before that, and its server has not said how it ended.
     """
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.exit_code: int | None = None
         self.server_exit_code: int | None = None
+        self.is_unreported = False
         self._server = server
         self._number = number
 

@@ -101,6 +101,11 @@ class Child:
         self._rest = b""
         self._write(line(spec))
 
+    @property
+    def is_unreported(self) -> bool:
+        """It has ended, and nobody can tell how; it may have been in good order."""
+        return isinstance(self.process, Forked) and self.process.is_unreported
+
     def send(self, event: ControlEvent) -> None:
         """Send an event; one that has ended does not get it."""
         if self.exit_code is None:
@@ -138,6 +143,8 @@ class Child:
         """Say how it ended: ``exit code 1``, ``signal SIGKILL``."""
         if self.exit_code is None:
             return "still running"
+        if self.is_unreported:
+            return "no report of how: its fork server stands still"
         if isinstance(self.process, Forked) and self.process.server_exit_code is not None:
             return f"its fork server ({_describe(self.process.server_exit_code)})"
         return _describe(self.exit_code)
@@ -290,6 +297,9 @@ class Watch:
 
     def _kill_server(self, server: ForkServer) -> list[Happening]:
         """Kill it with its children; their ends."""
+        for child in self._silent:
+            if isinstance(child.process, Forked):
+                child.process.is_unreported = True
         server.kill()
         happenings: list[Happening] = []
         while self._server is server:

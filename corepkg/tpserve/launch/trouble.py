@@ -49,7 +49,8 @@ class Trouble(Exception):
 def trouble_of(happening: Happening) -> Trouble | None:
     """What is wrong with a child that said this or ended; None if nothing is.
 
-    A death without a word is the most likely cause, by a signal above all; a lost peer the least.
+    A death without a word is the most likely cause, by a signal above all; a lost peer the least, or an end of which
+    nothing is known.
     """
     match happening:
         case Said(child, Failed() as failure):
@@ -57,7 +58,7 @@ def trouble_of(happening: Happening) -> Trouble | None:
         case Exited(child) if child.failure is not None:
             return trouble_of(Said(child, child.failure))
         case Exited(child):
-            return Trouble(f"{child.name} ended with {child.describe_exit()}", None, 0)
+            return Trouble(f"{child.name} ended with {child.describe_exit()}", None, 2 if child.is_unreported else 0)
     return None
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib import util
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pluggy
@@ -42,7 +44,7 @@ def load_spec(entry: Entry) -> Spec:
         BadPlugin: whatever is wrong with it; nothing else escapes from the plugin's code.
     """
     try:
-        with redirect_stdout(sys.stderr):  # standard output is for the command's own results
+        with _contained():
             _check_api(entry, _read_api(entry.module))
             module = importlib.import_module(entry.module)
             specs = _call_hook(entry, module)
@@ -59,11 +61,29 @@ def load_spec(entry: Entry) -> Spec:
 def stated_api(entry: Entry) -> int | None:
     """The plugin API that an entry's module states, or None if none can be read."""
     try:
-        with redirect_stdout(sys.stderr):
+        with _contained():
             stated = _read_api(entry.module) if entry.problem is None else None
     except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001 - finding a module imports its package, which may do anything
         return None
     return stated if type(stated) is int else None
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Run a plugin's code: what it prints is not among the command's results, and os._exit does not end the command."""
+    pid, leave = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != pid:  # in a process that the plugin has forked
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os._exit = leave
 
 
 def _read_api(module: str) -> object:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpserve.api import Announcement, DeadlineExceeded, Options, PeerLost, Sync, SyncContext, TransportError
@@ -50,15 +49,11 @@ class GlooSync(Sync):
         # Any: torch has no types for a group's methods.
         self._group: Any = None
         self._posted: deque[_Posted] = deque()
-        self._joining: Path | None = None
 
     def connect(self, deadline: float) -> None:
-        """Join the others through a file in the run directory."""
+        """Join the others, in a directory in the run directory."""
         context = self.context
-        path = context.run_dir / context.name
-        self._joining = path
-        self._group = make_group(path, context.rank, context.size, _remaining(deadline))
-        self._joining = None
+        self._group = make_group(context.run_dir / context.name, context.rank, context.size, _remaining(deadline))
 
     def announce(self, announcement: Announcement, deadline: float) -> None:
         """Send to each follower, and wait for the oldest sends if too many are under way."""
@@ -104,9 +99,6 @@ class GlooSync(Sync):
                 self._finish(self._posted.popleft(), deadline)
         self._posted.clear()
         self._group = None
-        if self._joining is not None:  # in vain: the file is good for no other group
-            self._joining.unlink(missing_ok=True)
-            self._joining = None
 
     def _post(self, rank: int, tensor: torch.Tensor, tag: int) -> None:
         assert self._group is not None, "connect() comes first"

@@ -10,6 +10,7 @@ Ranks are threads here: an implementation keeps no state outside itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from tpserve.api import Closed, Comm, CommContext, CommSpec, DeadlineExceeded, Options, PeerLost
+from tpserve.testing.lab import Task, see_soon_after
 from tpserve.testing.processes import PATIENCE, load
 
 __all__ = ["CommContract"]
@@ -176,6 +178,18 @@ class CommContract:
             given_up.set()
 
         ranks(2, work, timeout=1.0)
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_missing_rank_is_an_error_on_joining(
+        self, spec: CommSpec, options: Options, tmp_path: Path, rank: int
+    ) -> None:
+        """When ``join_timeout`` has passed, which is another than ``timeout``."""
+        context = CommContext(rank, 2, tmp_path, "comm", self.devices[0], timeout=2 * PATIENCE, join_timeout=0.5)
+        make = load(spec.factory)
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            Task(make, options, context).result()
+        see_soon_after(begun + 0.5)
 
     def test_groups_close_twice_and_are_then_closed(self, ranks: Ranks) -> None:
         """And a call after that says so."""

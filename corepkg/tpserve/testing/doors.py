@@ -1,15 +1,18 @@
-"""What the contracts say of sockets in a directory: strangers come who are silent, and more than it holds.
+"""What the contracts say of those who meet: nobody is held up by strangers, or by one of them who was stopped.
 
-A link or a sync that meets at no socket has nothing to try: there is nowhere to come to.
+Strangers come to sockets in a directory, say nothing, and are more than it holds. One who was stopped may have been so
+in the middle of anything, and has a lock on every file.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from tpserve.api import DeadlineExceeded
 from tpserve.testing.lab import SLACK, Lab, Task, see_soon_after, soon
 from tpserve.testing.links import LinkContract, ends_of
-from tpserve.testing.processes import PATIENCE, numbered
+from tpserve.testing.processes import Child, numbered
 from tpserve.testing.sync_group import Group
 
 __all__ = ["FanoutDoorContract", "SyncDoorContract"]
@@ -52,6 +55,26 @@ class FanoutDoorContract(LinkContract):
         with strangers(lab.directory, 1):
             sees_the_deadline(leading, deadline)
 
+    @pytest.mark.parametrize("stopped", ["leader", "follower"])
+    def test_an_end_that_is_stopped_on_joining_holds_nobody_up(
+        self, lab: Lab, processes: None, fanout: None, stopped: str
+    ) -> None:
+        """Before the others of three have come, who all keep their deadlines."""
+        address = lab.address()
+        if stopped == "leader":
+            child = lab.child("lead", address=address, followers=2, count=0)
+        else:
+            child = lab.child("follow", address=address, follower=0, followers=2)
+        with standing_still(child, lab.directory):
+            others: list[Any] = [lab.transport().fanout_receiver(address, 1, 2)]
+            if stopped == "leader":
+                others.append(lab.transport().fanout_receiver(address, 0, 2))
+            else:
+                others.append(lab.transport().fanout_sender(address, 2))
+            deadline = time.monotonic() + 0.5
+            for task in [Task(end.connect, deadline) for end in others]:
+                sees_the_deadline(task, deadline)
+
     def test_a_follower_that_is_not_let_in_keeps_its_deadline(self, lab: Lab, fanout: None) -> None:
         """The leader is there, but busy elsewhere, and more have come already than can wait at its socket."""
         _leader, follower = ends_of(lab, 1)
@@ -82,23 +105,35 @@ class SyncDoorContract:
         group.renew()
         assert group.files() == []
 
-    def test_a_follower_that_is_not_let_in_keeps_its_deadline(self, group: Group) -> None:
-        """The leader stands still, and more have come already than can wait at its socket."""
-        with group.child("sync_lead", size=2, count=0) as child:
-            follow = group.beside_process(rank=1, size=2)
-            _await_leader(group.run_dir)
-            with strangers(group.run_dir, 1) as came:
-                if not came:
-                    pytest.skip("the ranks meet at no socket")
-                child.send(signal.SIGSTOP)
-                with strangers(group.run_dir, CROWD):
-                    deadline = time.monotonic() + 0.3
-                    sees_the_deadline(Task(follow, deadline), deadline)
+    @pytest.mark.parametrize("stopped", [0, 1])
+    def test_a_rank_that_is_stopped_on_joining_holds_nobody_up(self, group: Group, stopped: int) -> None:
+        """Before the other has come; and more strangers have than can wait at its socket, if it has one."""
+        role: dict[str, Any] = {"role": "sync_follow", "rank": 1} if stopped else {"role": "sync_lead", "count": 0}
+        with group.child(size=2, **role) as child:
+            join = group.beside_process(rank=1 - stopped, size=2)
+            with standing_still(child, group.run_dir), strangers(group.run_dir, CROWD):
+                deadline = time.monotonic() + 0.5
+                sees_the_deadline(Task(join, deadline), deadline)
 
 
 @contextmanager
-def strangers(directory: Path, count: int) -> Iterator[int]:
-    """Have so many connect to each socket in a directory, or as can; how many came. They say nothing and stay."""
+def standing_still(child: Child, directory: Path) -> Iterator[None]:
+    """Stop a process that waits for others, with a lock on every file in the directory where they meet."""
+    child.meeting()
+    time.sleep(SEEING)
+    child.send(signal.SIGSTOP)
+    with ExitStack() as locks:
+        for path in directory.rglob("*"):
+            with suppress(OSError):  # a socket, or it has a lock on that itself
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                locks.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+@contextmanager
+def strangers(directory: Path, count: int) -> Iterator[None]:
+    """Have so many connect to each socket in a directory, or as can. They say nothing and stay."""
     guests: list[socket.socket] = []
     end = time.monotonic() + SEEING
     try:
@@ -107,7 +142,7 @@ def strangers(directory: Path, count: int) -> Iterator[int]:
                 if path.is_socket():
                     guests += _crowd(path, count)
             time.sleep(0.01)
-        yield len(guests)
+        yield
     finally:
         for guest in guests:
             guest.close()
@@ -132,10 +167,3 @@ def _crowd(path: Path, count: int) -> list[socket.socket]:
                 break
             came.append(guest)
     return came
-
-
-def _await_leader(run_dir: Path) -> None:
-    """Wait until a leader's process has something in the group's directory, if it needs that."""
-    end = time.monotonic() + min(PATIENCE, 5.0)
-    while not any(run_dir.glob("sync*")) and time.monotonic() < end:
-        time.sleep(0.01)

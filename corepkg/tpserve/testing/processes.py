@@ -30,6 +30,7 @@ from tpserve.api import (
     FanoutReceiver,
     FanoutSender,
     Options,
+    PipeSender,
     Spec,
     Sync,
     SyncContext,
@@ -107,9 +108,17 @@ class Child:
         report: dict[str, Any] = json.loads(line)
         return report
 
+    def meeting(self) -> Self:
+        """Wait until the child's end looks for the others."""
+        report = self.report()
+        assert report == {"meeting": True}, report
+        return self
+
     def ready(self) -> Self:
         """Wait until the child's end is connected."""
         report = self.report()
+        if report == {"meeting": True}:
+            report = self.report()
         assert report == {"ready": True}, report
         return self
 
@@ -163,8 +172,7 @@ def number_of(frame: bytes) -> int:
 def follow(transport: Transport, address: str, follower: int, followers: int) -> None:
     """Read numbered frames as a follower until an empty one comes."""
     end = transport.fanout_receiver(address, follower, followers)
-    end.connect(_soon())
-    _report(ready=True)
+    _connect(end)
     received = 0
     in_order = True
     try:
@@ -183,8 +191,7 @@ def follow(transport: Transport, address: str, follower: int, followers: int) ->
 def lead(transport: Transport, address: str, followers: int, count: int) -> None:
     """Send ``count`` numbered frames as the leader, and then live on."""
     end = transport.fanout_sender(address, followers)
-    end.connect(_soon())
-    _report(ready=True)
+    _connect(end)
     for number in range(count):
         end.send_many([numbered(number)], _soon())
     _report(sent=count)
@@ -209,8 +216,7 @@ def collect(transport: Transport, address: str) -> None:
 def feed(transport: Transport, address: str, count: int) -> None:
     """Send ``count`` numbered frames into a pipe, close in good order and leave."""
     end = transport.pipe_sender(address)
-    end.connect(_soon())
-    _report(ready=True)
+    _connect(end)
     for number in range(count):
         end.send(numbered(number), _soon())
     _report(sent=count)
@@ -269,9 +275,14 @@ def _join(make: SyncMaker, rank: int, size: int, run_dir: str, fanout: list[str]
     if fanout:
         end.connect(_soon())
     sync = make(SyncContext(rank, size, Path(run_dir), "sync", end))
-    sync.connect(_soon())
-    _report(ready=True)
+    _connect(sync)
     return sync
+
+
+def _connect(end: FanoutSender | FanoutReceiver | PipeSender | Sync) -> None:
+    _report(meeting=True)
+    end.connect(_soon())
+    _report(ready=True)
 
 
 def _soon() -> float:

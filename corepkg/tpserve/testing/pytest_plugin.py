@@ -26,6 +26,7 @@ AGAIN = 30.0
 CONTRACTS = (
     "attention",
     "comm",
+    "doors",
     "fanout",
     "lab",
     "links",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ class Claim:
         path: the address.
 
     Attributes:
-        meeting: the path of a file where the group can meet; no other group has met there.
+        meeting: the path of a directory where the group can meet; no other group has met there.
 
     Raises:
         TransportError: a living leader has it, something that is no leader's is there, or no file can be made there.
@@ -96,7 +97,7 @@ def _remove_stale(path: Path) -> None:
         meeting = _meeting(path, descriptor)
         if not _lock(descriptor, fcntl.LOCK_SH):
             raise TransportError(f"cannot use ipc://{path}: it has a leader already")
-        meeting.unlink(missing_ok=True)
+        shutil.rmtree(meeting, ignore_errors=True)
         path.unlink()
 
 

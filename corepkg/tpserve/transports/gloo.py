@@ -249,7 +249,7 @@ class _Receiver(FanoutReceiver):
 
 
 def _join(path: Path, rank: int, size: int, deadline: float) -> Any:
-    return make_group(path, rank, size, NEVER, max(0.001, deadline - time.monotonic()))
+    return make_group(path, rank, size, NEVER, min(NEVER, max(0.001, deadline - time.monotonic())))
 
 
 def _remaining(deadline: float) -> timedelta:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tpserve.api import CommContext, CommSpec, DeadlineExceeded
+from tpserve.api import Comm, CommContext, CommSpec
 from tpserve.comm.options import ShmCommOptions
 from tpserve.comm.shm import PART, ShmComm
 from tpserve.plugins.builtin import tpserve_comms
@@ -39,6 +41,25 @@ class TestShm(CommContract):
         expected = [[3.0, 6.0, 15.0, 18.0, 27.0, 30.0], [0.0, 8.0, 16.0]]
         assert ranks(2, work) == [expected, expected]
 
+    @pytest.mark.parametrize(("cores", "looks"), [({0}, False), ({0, 1}, True), ({0, 1, 2}, True)])
+    def test_ranks_look_for_each_other_where_each_has_a_core(
+        self, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, cores: set[int], looks: bool
+    ) -> None:
+        """Of those that they may use, however many the machine has."""
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
+        monkeypatch.setattr(os, "cpu_count", lambda: 64)
+        looked = []
+        monkeypatch.setattr(os, "sched_yield", lambda: looked.append(True))
+
+        def work(comm: Comm) -> None:
+            comm.min(1)
+            if comm.context.rank:
+                time.sleep(0.1)
+            comm.min(1)
+
+        ranks(2, work)
+        assert bool(looked) is looks
+
 
 def test_nothing_is_left_in_the_directory(tmp_path: Path) -> None:
     def rank(number: int) -> None:
@@ -49,9 +70,3 @@ def test_nothing_is_left_in_the_directory(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(rank, range(2)))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_rank_that_nobody_joins_gives_up(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        with pytest.raises(DeadlineExceeded):
-            ShmComm(ShmCommOptions(), CommContext(rank, 2, tmp_path, "comm", "cpu", timeout=30.0, join_timeout=0.2))

@@ -1,13 +1,23 @@
-"""Gloo groups: members meet through a file, without torch's global state, on the loopback interface."""
+"""Gloo groups: members meet in a directory, without torch's global state, on the loopback interface."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tpserve.api import TransportError
 from tpserve.distributed.gloo import make_group
-from tpserve.errors import DeadlineExceeded
-from tpserve.testing.lab import Task
+from tpserve.errors import DeadlineExceeded, PeerLost
+from tpserve.testing.lab import Task, see_soon_after, soon
+from tpserve.testing.processes import PATIENCE
+
+STOPPING = Path(__file__).with_name("stopping_members.py")
 
 
 def listening() -> set[tuple[str, int]]:
@@ -37,7 +47,7 @@ def test_members_listen_on_loopback_only(tmp_path):
 
 
 def test_a_missing_member_is_an_error(tmp_path):
-    with pytest.raises(DeadlineExceeded, match="rank 0 of 2"):
+    with pytest.raises(DeadlineExceeded, match="rank 0 waited in vain for rank 1"):
         make_group(tmp_path / "meet", 0, 2, 0.5)
 
 
@@ -46,3 +56,70 @@ def test_joining_may_take_longer_than_an_operation(tmp_path):
     time.sleep(1)
     second = make_group(tmp_path / "meet", 1, 2, 0.5, 30.0)
     assert (first.result().rank(), second.rank()) == (0, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operation_may_take_longer_than_joining(tmp_path):
+    import torch
+
+    groups = [task.result() for task in [Task(make_group, tmp_path / "meet", rank, 2, 30.0, 1.0) for rank in range(2)]]
+    first = groups[0].allreduce([torch.ones(1)])
+    time.sleep(1.5)
+    groups[1].allreduce([torch.ones(1)]).wait()
+    first.wait()
+
+
+def test_who_gives_up_takes_its_files_with_it(tmp_path):
+    for rank in (1, 0):
+        with pytest.raises(DeadlineExceeded):
+            make_group(tmp_path / "meet", rank, 3, 0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_member_hears_that_the_first_has_given_up(tmp_path):
+    from tpserve.distributed.files import FileExchange
+
+    exchange, leader = (FileExchange(tmp_path / "meet", rank, soon()) for rank in (1, 0))
+    leader.withdraw(of_all=True)
+    with pytest.raises(PeerLost, match=r"rank 1 .* rank 0 has given up"):
+        exchange.set("0/1", b"address")
+
+
+@contextmanager
+def stopped_members(directory: Path):
+    """Two members each that one process imitates, the one stopped at a moment, at a path that tells of the other."""
+    with subprocess.Popen([sys.executable, STOPPING, directory], stdout=subprocess.PIPE, text=True) as members:
+        pids = []
+        try:
+            cases = []
+            for _ in range(10):
+                pid, rank, path, can_go_on = members.stdout.readline().split(" ", 3)
+                pids.append(int(pid))
+                cases.append((int(rank), Path(path), can_go_on.strip() == "True"))
+            yield cases
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_member_that_is_stopped_at_any_moment_holds_nobody_up(tmp_path):
+    def meets(rank, path, deadline):
+        try:
+            make_group(path, rank, 2, deadline - time.monotonic())
+        except TransportError as error:
+            return str(error)
+        finally:
+            see_soon_after(deadline)
+        return None
+
+    with stopped_members(tmp_path) as cases:
+        end = time.monotonic() + PATIENCE
+        for _, path, _ in cases:
+            while not path.exists():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        deadline = time.monotonic() + 1.5
+        meeting = [Task(meets, 1 - rank, path, deadline) for rank, path, _ in cases]
+        for task, (rank, path, may_meet) in zip(meeting, cases, strict=True):
+            said = task.result()
+            assert (said is None and may_meet) or f"rank {rank}" in said, (path.name, said)

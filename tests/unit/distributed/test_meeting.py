@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.distributed import quota
 from tpserve.distributed.meeting import RANK, Meeting
 from tpserve.testing.lab import Task, soon
 
@@ -149,4 +150,14 @@ def test_cores_are_counted_together(meeting, monkeypatch):
     ends = met(meeting, 2)
     for own, peers, cores in (({0}, {0}, 1), ({0}, {1}, 2), ({0, 1}, {1}, 2)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, own=own, peers=peers: set(peers if pid else own))
+        assert [end.cores() for end in ends] == [cores] * 2
+
+
+def test_a_container_has_no_more_cores_than_its_share(meeting, monkeypatch, tmp_path_factory):
+    ends = met(meeting, 2)
+    cgroup = tmp_path_factory.mktemp("cgroup")
+    monkeypatch.setattr(quota, "CGROUP", cgroup)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    for share, cores in (("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1)):
+        (cgroup / "cpu.max").write_text(share)
         assert [end.cores() for end in ends] == [cores] * 2

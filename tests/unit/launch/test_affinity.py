@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tpserve.config import ServeConfig
+from tpserve.distributed import quota
 from tpserve.errors import ConfigError
-from tpserve.launch import affinity
 from tpserve.launch.affinity import Core, parse_cpus, place_ranks, usable_cores
 
 
@@ -91,7 +91,7 @@ def test_a_container_with_less_time_than_cores_gets_fewer_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, threads: int | None
 ) -> None:
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
-    monkeypatch.setattr(affinity, "CGROUP", tmp_path)
+    monkeypatch.setattr(quota, "CGROUP", tmp_path)
     physical = len({core.physical for core in usable_cores()})
     assert place_ranks(ServeConfig(), "cpu")[0].threads == (threads or physical)
 

@@ -49,6 +49,7 @@ def test_a_good_module_gives_its_spec(site: Any) -> None:
     [
         ("raise RuntimeError('no\\nluck')", "acme.plugin: RuntimeError: no luck"),
         ("raise SystemExit('bye')", "acme.plugin: SystemExit: bye"),
+        ("import os; os._exit(3)", "acme.plugin: SystemExit: os._exit(3)"),
         ("raise KeyboardInterrupt('stop')", "acme.plugin: KeyboardInterrupt: stop"),
         ("import missing_library", "acme.plugin: ModuleNotFoundError: No module named 'missing_library'"),
     ],

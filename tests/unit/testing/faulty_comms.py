@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from tpserve.api import Closed, CommSpec, DeadlineExceeded
+from tpserve.api import Closed, CommContext, CommSpec, DeadlineExceeded, Options
 from tpserve.comm.gloo import GlooComm
 from tpserve.testing.comm import CommContract
 
@@ -54,6 +55,13 @@ class Patient(GlooComm):
         except DeadlineExceeded:
             time.sleep(0.1)
             return value
+
+
+class Steadfast(GlooComm):
+    """Takes the one timeout for the other."""
+
+    def __init__(self, options: Options, context: CommContext) -> None:
+        super().__init__(options, replace(context, join_timeout=context.timeout))
 
 
 class Open(GlooComm):

@@ -1,5 +1,7 @@
 """Transports and syncs that meet at a socket and each break one promise there; and the contracts applied to FAULT's."""
 
+import fcntl
+import math
 import os
 import socket
 import time
@@ -136,6 +138,23 @@ class QueueingSync(ShmSync):
     def __init__(self, options, context):
         super().__init__(options, context)
         self._meeting = QueueingMeeting(context)
+
+
+class LockingSync(ShmSync):
+    """Waits for a lock, which somebody may have who was stopped."""
+
+    def connect(self, deadline):
+        place = self.context.run_dir / "lock"
+        with place.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        super().connect(deadline)
+
+
+class PatientSync(ShmSync):
+    """Waits for those who have come as long as it takes them."""
+
+    def connect(self, deadline):
+        super().connect(deadline if self.context.rank == 0 else math.inf)
 
 
 class LitteringSync(ShmSync):

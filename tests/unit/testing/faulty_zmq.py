@@ -1,14 +1,17 @@
 """Transports that each break one promise between processes, made from zmq; and the contract applied to FAULT's."""
 
+import fcntl
+import math
 import os
 import time
 
 import pytest
 
 from tpserve.api import PeerLost, TransportCapabilities, TransportSpec
+from tpserve.api.addresses import ipc_path
 from tpserve.api.flow import Window
 from tpserve.testing.transport import TransportContract
-from tpserve_transport_zmq.fanout import ZmqFanoutSender
+from tpserve_transport_zmq.fanout import ZmqFanoutReceiver, ZmqFanoutSender
 from tpserve_transport_zmq.pipe import ZmqPipeSender
 from tpserve_transport_zmq.plugin import ZmqOptions
 from tpserve_transport_zmq.transport import ZmqTransport
@@ -130,17 +133,60 @@ class LeakingSender(Sender):
         super().send_many(frames, deadline)
 
 
+class Receiver(ZmqFanoutReceiver):
+    """Breaks nothing."""
+
+
+class LockingReceiver(Receiver):
+    """Waits for a lock, which somebody may have who was stopped."""
+
+    def connect(self, deadline):
+        with ipc_path(self._address).with_name("lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        super().connect(deadline)
+
+
+class PatientReceiver(Receiver):
+    """Waits for a leader as long as it takes it."""
+
+    def connect(self, deadline):
+        super().connect(math.inf)
+
+
+class PatientSender(Sender):
+    """Waits for followers as long as it takes them."""
+
+    def connect(self, deadline):
+        super().connect(math.inf)
+
+
 class Sound(ZmqTransport):
     """Breaks nothing; subclasses say what sends."""
 
     fanout_out = Sender
+    fanout_in = Receiver
     pipe_out = PipeSender
 
     def fanout_sender(self, address, followers):
         return self._ends.add(lambda: self.fanout_out(self._context, self._options, address, followers))
 
+    def fanout_receiver(self, address, follower, followers):
+        return self._ends.add(lambda: self.fanout_in(self._context, self._options, address, follower))
+
     def pipe_sender(self, address):
         return self._ends.add(lambda: self.pipe_out(self._context, self._options, address))
+
+
+class Locking(Sound):
+    fanout_in = LockingReceiver
+
+
+class PatientFollowing(Sound):
+    fanout_in = PatientReceiver
+
+
+class PatientLeading(Sound):
+    fanout_out = PatientSender
 
 
 class Dropping(Sound):

@@ -20,6 +20,7 @@ FAULTY = Path(__file__).with_name("faulty_comms.py")
         ("Backwards", "test_all_gather_puts_ranks_side_by_side[2]"),
         ("Copying", "test_broadcast_replaces_in_place[0]"),
         ("Patient", "test_a_silent_peer_is_an_error_at_the_timeout"),
+        ("Steadfast", "test_a_missing_rank_is_an_error_on_joining[0]"),
         ("Open", "test_groups_close_twice_and_are_then_closed"),
     ],
 )

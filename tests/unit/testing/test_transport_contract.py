@@ -76,6 +76,9 @@ def test_a_broken_promise_is_found(fault, test):
         ("Slow", "test_a_killed_follower_is_an_error_at_the_leader"),
         ("Swallowing", "test_a_killed_follower_is_an_error_at_the_next_send"),
         ("Leaking", "test_closing_leaves_no_file_and_no_descriptor"),
+        ("Locking", "test_an_end_that_is_stopped_on_joining_holds_nobody_up[follower]"),
+        ("PatientFollowing", "test_an_end_that_is_stopped_on_joining_holds_nobody_up[leader]"),
+        ("PatientLeading", "test_an_end_that_is_stopped_on_joining_holds_nobody_up[follower]"),
         ("Parsing", "test_a_malformed_address_is_an_error[tcp://host:x]"),
     ],
 )

@@ -44,7 +44,8 @@ def test_one_living_leader_is_enough(tmp_path: Path) -> None:
 def test_what_a_killed_leader_left_is_no_leader_and_goes(tmp_path: Path) -> None:
     path = tmp_path / "link"
     killed = Claim(path)
-    killed.meeting.touch()
+    killed.meeting.mkdir()
+    (killed.meeting / "came.0").touch()
     os.close(killed._descriptor)
 
     assert join_leader(path, 0, b"a") is None

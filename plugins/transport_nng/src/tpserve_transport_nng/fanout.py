@@ -106,6 +106,7 @@ class NngFanoutReceiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
+        self._pair.dial(deadline)
         self._pair.send(HELLO, deadline)
         greeting = _receive(self._pair, deadline, "no leader answered")
         if greeting != READY:

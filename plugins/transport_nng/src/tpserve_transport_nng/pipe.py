@@ -36,6 +36,7 @@ class NngPipeSender(PipeSender):
 
     def connect(self, deadline: float) -> None:
         """Wait for nng's handshake: from then on the receiver's socket takes what is sent, read or not."""
+        self._pair.dial(deadline)
         while not self._pair.connected(deadline):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no receiver came to {self._address}")

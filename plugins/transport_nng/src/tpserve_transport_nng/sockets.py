@@ -5,6 +5,9 @@ up to 8,192 messages, whether anybody takes them or not; it keeps them when the 
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
 it pushes FILLER behind the last real message until that must have left.
 
+Each attempt of nng's to connect takes over a millisecond of CPU time. So who dials looks himself whether somebody
+listens, which takes a few microseconds, and lets nng connect when that is so.
+
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
 one end of a pair takes a single connection and turns away every other, its peer's second one included.
 
@@ -14,11 +17,14 @@ Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import socket as kernel
 import time
 from collections.abc import Callable
 from threading import Event
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pynng
 
@@ -32,6 +38,9 @@ Result = TypeVar("Result")
 FILLER = b"-"
 # How late a call that waits notices that its peer has gone.
 SLICE = 0.2
+ATTEMPTS = 0.02
+RECONNECT = 20
+LONGEST_RECONNECT = 1000
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
 
@@ -92,7 +101,7 @@ class PairSocket(Socket):
     Args:
         socket: a pynng.Pair0 or Pair1.
         address: where to listen or dial.
-        listen: take the address, rather than dial it until somebody is there.
+        listen: take the address; otherwise :meth:`dial` comes first.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
@@ -100,21 +109,44 @@ class PairSocket(Socket):
 
     def __init__(self, socket: Any, address: str, listen: bool) -> None:
         super().__init__(socket, address)
+        self._has_dialled = False
         self._was_taken = False
         self._came = Event()
         self._left = Event()
         socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
         socket.add_post_pipe_remove_cb(lambda _: self._left.set())
-        socket.reconnect_time_min = socket.reconnect_time_max = 20
+        socket.reconnect_time_min, socket.reconnect_time_max = RECONNECT, LONGEST_RECONNECT
         if listen:
             self._listen()
-        else:
-            self._dial()
+
+    def dial(self, deadline: float) -> None:
+        """Wait until somebody listens, and begin to connect.
+
+        Raises:
+            DeadlineExceeded: nobody does.
+            TransportError: nobody can, as when the path is too long.
+            Closed: :meth:`close` was called.
+        """
+        if self._has_dialled:
+            return
+        while not self._has_listener(deadline):
+            if self._closed:
+                raise Closed("the link was closed")
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"nobody came to {self.address}")
+            time.sleep(ATTEMPTS)
+        try:
+            self._socket.dial(self.address, block=False)
+        except pynng.Closed as error:
+            raise Closed("the link was closed") from error
+        except pynng.NNGException as error:
+            raise TransportError(f"cannot dial {self.address}: {error}") from error
+        self._has_dialled = True
 
     def connected(self, deadline: float) -> bool:
         """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
-        return self._came.wait(_milliseconds(deadline) / 1000)
+        return self._came.wait(_seconds(deadline))
 
     @property
     def lost(self) -> bool:
@@ -165,12 +197,20 @@ class PairSocket(Socket):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
-    def _dial(self) -> None:
-        try:
-            self._socket.dial(self.address, block=False)
-        except pynng.NNGException as error:
-            self.close()
-            raise TransportError(f"cannot dial {self.address}: {error}") from error
+    def _has_listener(self, deadline: float) -> bool:
+        if not self.address.startswith("ipc://"):
+            parts = urlsplit(self.address)
+            try:
+                kernel.create_connection((parts.hostname, parts.port), max(ATTEMPTS, _seconds(deadline))).close()
+            except OSError:
+                return False
+            return True
+        with kernel.socket(kernel.AF_UNIX, kernel.SOCK_DGRAM) as probe:
+            # A stream socket that is alive refuses one of another type in other words, and hears nothing of it.
+            try:
+                return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
+            except OSError as error:
+                raise TransportError(f"cannot dial {self.address}: {error}") from error
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
@@ -201,5 +241,9 @@ class ManySocket(Socket):
                 message.pipe.send(data)
 
 
+def _seconds(deadline: float) -> float:
+    return max(0.0, min(SLICE, deadline - time.monotonic()))
+
+
 def _milliseconds(deadline: float) -> int:
-    return max(0, math.ceil(1000 * min(SLICE, deadline - time.monotonic())))
+    return math.ceil(1000 * _seconds(deadline))

@@ -26,7 +26,7 @@ class NngTransport(Transport):
         return self._ends.add(lambda: NngFanoutSender(self._options, address, followers))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
-        """Begin to dial a follower's end."""
+        """Make a follower's end."""
         check_follower(address, follower, followers)
         return self._ends.add(lambda: NngFanoutReceiver(address, follower))
 
@@ -35,7 +35,7 @@ class NngTransport(Transport):
         return self._ends.add(lambda: NngPipeReceiver(address))
 
     def pipe_sender(self, address: str) -> PipeSender:
-        """Begin to dial a sending end."""
+        """Make a sending end."""
         return self._ends.add(lambda: NngPipeSender(self._options, address))
 
     def close(self) -> None:

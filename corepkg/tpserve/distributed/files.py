@@ -1,0 +1,86 @@
+"""How the members of a gloo group tell each other where they listen: each writes files, and nobody locks any.
+
+torch's own store for one host, FileStore, takes a lock on its file that has no deadline: a process that is stopped
+while it has it stops all others, who wait for it holding Python's lock, so that not even their other threads go on.
+Here a member only waits for files to appear, and whatever happens to the others, it looks at the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from tpserve.errors import DeadlineExceeded, PeerLost
+
+__all__ = ["FileExchange"]
+
+ATTEMPTS = 0.01
+
+
+class FileExchange(Store):
+    """One member's view of what all have said: keys and values in a directory, a file for each.
+
+    A key ends with the rank of the member whose it is, after a slash: gloo's keys do.
+
+    Args:
+        directory: the same for all members.
+        rank: this member.
+        deadline: when waiting for the others ends, whatever it is that asks.
+    """
+
+    def __init__(self, directory: Path, rank: int, deadline: float) -> None:
+        super().__init__()
+        self._directory = directory
+        self._rank = rank
+        self._deadline = deadline
+        self._said: list[Path] = []
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Say something; who sees the file sees all of it."""
+        place = self._place(key)
+        unfinished = place.with_name(f"{place.name}.part")
+        self._said += [place, unfinished]
+        try:
+            unfinished.write_bytes(value.encode() if isinstance(value, str) else value)
+            os.replace(unfinished, place)  # noqa: PTH105 as rename, whatever is there
+        except FileNotFoundError as error:
+            raise PeerLost(f"rank {self._rank} comes to {self._directory}, and rank 0 has given up") from error
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of this has been said, by the deadline.
+
+        Raises:
+            DeadlineExceeded: it has not been; this tells by whom.
+        """
+        while missing := self.missing(keys):
+            if time.monotonic() >= self._deadline:
+                ranks = ", ".join(key.rpartition("/")[2] for key in missing)
+                raise DeadlineExceeded(f"rank {self._rank} waited in vain for rank {ranks} at {self._directory}")
+            time.sleep(ATTEMPTS)
+
+    def get(self, key: str) -> bytes:
+        """What was said."""
+        self.wait([key])
+        return self._place(key).read_bytes()
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """Those of these keys of which nothing is said yet."""
+        return [key for key in keys if not self._place(key).exists()]
+
+    def withdraw(self, of_all: bool) -> None:
+        """Remove what this member has said, or all; and the directory when nothing is left in it."""
+        with suppress(FileNotFoundError):
+            for path in list(self._directory.iterdir()) if of_all else self._said:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # others are still there
+            self._directory.rmdir()
+
+    def _place(self, key: str) -> Path:
+        return self._directory / key.replace("/", ".")

@@ -1,0 +1,292 @@
+"""Ends of fan-outs and pipes that each break one promise, around one that keeps them all."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, PipeSender
+from tpserve.testing import lab
+
+LATE = 3.0
+"""Seconds, more than the contract leaves."""
+
+
+def late(call, *arguments):
+    """Call it, and be late with what is too late."""
+    try:
+        return call(*arguments)
+    except TimeoutError:
+        time.sleep(LATE)
+        raise
+
+
+def poll(call, deadline):
+    """Call it again and again instead of waiting."""
+    while True:
+        try:
+            return call(0)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+
+
+def turned(frame):
+    half = len(frame) // 2
+    return frame[half:] + frame[:half] if half > 2 << 20 else frame
+
+
+class Sender(FanoutSender):
+    """Passes everything on."""
+
+    def __init__(self, sender: FanoutSender) -> None:
+        self.sender = sender
+        self.sent = 0
+
+    def connect(self, deadline: float) -> None:
+        self.sender.connect(deadline)
+
+    def send_many(self, frames, deadline: float) -> None:
+        for frame in frames:
+            self.send_one(frame, deadline)
+            self.sent += 1
+
+    def send_one(self, frame: bytes, deadline: float) -> None:
+        self.sender.send_many([frame], deadline)
+
+    def close(self) -> None:
+        self.sender.close()
+
+
+class LosingSender(Sender):
+    def send_one(self, frame, deadline):
+        if self.sent % 20 != 19:
+            super().send_one(frame, deadline)
+
+
+class SeldomLosingSender(Sender):
+    """Loses what only a test of many frames can notice."""
+
+    def send_one(self, frame, deadline):
+        if self.sent % 1000 != 999:
+            super().send_one(frame, deadline)
+
+
+class DoublingSender(Sender):
+    def send_one(self, frame, deadline):
+        self.sender.send_many([frame] * (2 if self.sent == 19 else 1), deadline)
+
+
+class SwappingSender(Sender):
+    def send_many(self, frames, deadline):
+        super().send_many([*frames[1:], *frames[:1]], deadline)
+
+
+class CuttingSender(Sender):
+    def send_one(self, frame, deadline):
+        super().send_one(frame[: 1 << 20], deadline)
+
+
+class ForgettingSender(Sender):
+    """Drops what finds no room, as publishers do."""
+
+    def send_one(self, frame, deadline):
+        with suppress(TimeoutError):
+            super().send_one(frame, time.monotonic() + 0.001)
+
+
+class HastySender(Sender):
+    """Says that it is ready, and drops what is sent before the followers are."""
+
+    def connect(self, deadline): ...
+
+    def send_one(self, frame, deadline):
+        try:
+            self.sender.connect(0)
+        except TimeoutError:
+            return
+        super().send_one(frame, deadline)
+
+
+class TurningSender(Sender):
+    """Puts the halves of what is large in the wrong order."""
+
+    def send_one(self, frame, deadline):
+        super().send_one(turned(frame), deadline)
+
+
+class PollingSender(Sender):
+    def connect(self, deadline):
+        poll(super().connect, deadline)
+
+    def send_one(self, frame, deadline):
+        poll(lambda at_once: super(PollingSender, self).send_one(frame, at_once), deadline)
+
+
+class LateSender(Sender):
+    def connect(self, deadline):
+        late(super().connect, deadline)
+
+    def send_one(self, frame, deadline):
+        late(super().send_one, frame, deadline)
+
+
+class NamingSender(Sender):
+    """Leaves a name in shared memory."""
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        Path(lab.SHARED_MEMORY, str(time.monotonic_ns())).touch()
+
+
+class PollingReceiver(FanoutReceiver):
+    def __init__(self, receiver: FanoutReceiver) -> None:
+        self.receiver = receiver
+
+    def connect(self, deadline: float) -> None:
+        self.receiver.connect(deadline)
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        return poll(lambda at_once: self.receiver.recv_many(count, at_once), deadline)
+
+    def close(self) -> None:
+        self.receiver.close()
+
+
+class ForgetfulReceiver(PollingReceiver):
+    """Loses what came before a deadline."""
+
+    def recv_many(self, count, deadline):
+        frames = []
+        while len(frames) < count:
+            frames += self.receiver.recv_many(1, deadline)
+        return frames
+
+
+class PollingJoiner(PollingReceiver):
+    def connect(self, deadline):
+        poll(super().connect, deadline)
+
+    def recv_many(self, count, deadline):
+        return self.receiver.recv_many(count, deadline)
+
+
+class KeepingReceiver(PollingReceiver):
+    """Forgets nothing, ever."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.kept = []
+
+    def recv_many(self, *arguments):
+        frames = self.receiver.recv_many(*arguments)
+        self.kept += frames
+        return frames
+
+
+class LateReceiver(PollingReceiver):
+    def connect(self, deadline):
+        late(super().connect, deadline)
+
+    def recv_many(self, count, deadline):
+        return late(self.receiver.recv_many, count, deadline)
+
+
+class LendingReceiver(PollingReceiver):
+    def recv_many(self, count, deadline):
+        return [bytearray(frame) for frame in self.receiver.recv_many(count, deadline)]
+
+
+class EagerReceiver(PollingReceiver):
+    """Waits for a frame, though none is asked for."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.kept = []
+
+    def recv_many(self, count, deadline):
+        if not self.kept:
+            self.kept = self.receiver.recv_many(1, deadline)
+        taken = self.kept + self.receiver.recv_many(count - 1, deadline) if count else []
+        self.kept = [] if count else self.kept
+        return taken
+
+
+class SleepyReceiver(PipeReceiver):
+    """Cannot be woken."""
+
+    def __init__(self, receiver: PipeReceiver) -> None:
+        self.receiver = receiver
+
+    def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
+        while not (frames := self.receiver.recv_many(max_frames, max_bytes, 0)):
+            time.sleep(0.01)
+        return frames
+
+    def close(self) -> None: ...
+
+
+class LatePipeReceiver(SleepyReceiver):
+    def recv_many(self, max_frames, max_bytes, deadline):
+        frames = self.receiver.recv_many(max_frames, max_bytes, deadline)
+        if not frames:
+            time.sleep(LATE)
+        return frames
+
+
+class LendingPipeReceiver(SleepyReceiver):
+    def recv_many(self, max_frames, max_bytes, deadline):
+        return [memoryview(frame) for frame in self.receiver.recv_many(max_frames, max_bytes, deadline)]
+
+
+class CarelessSender(PipeSender):
+    """Sends what it has refused."""
+
+    def __init__(self, sender: PipeSender) -> None:
+        self.sender = sender
+        self.refused: list[bytes] = []
+
+    def connect(self, deadline: float) -> None:
+        self.sender.connect(deadline)
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        while self.refused:
+            self.sender.send(self.refused[0], deadline)
+            del self.refused[0]
+        try:
+            self.sender.send(frame, deadline)
+        except TimeoutError:
+            self.refused.append(frame)
+            raise
+
+    def close(self) -> None:
+        self.sender.close()
+
+
+class SeldomLosingPipeSender(CarelessSender):
+    sent = 0
+
+    def send(self, frame, deadline):
+        self.sent += 1
+        if self.sent % 1000:
+            self.sender.send(frame, deadline)
+
+
+class TurningPipeSender(CarelessSender):
+    def send(self, frame, deadline):
+        self.sender.send(turned(frame), deadline)
+
+
+class PollingPipeSender(CarelessSender):
+    def connect(self, deadline):
+        poll(self.sender.connect, deadline)
+
+    def send(self, frame, deadline):
+        poll(lambda at_once: self.sender.send(frame, at_once), deadline)
+
+
+class LatePipeSender(CarelessSender):
+    def connect(self, deadline):
+        late(self.sender.connect, deadline)
+
+    def send(self, frame, deadline):
+        late(self.sender.send, frame, deadline)
