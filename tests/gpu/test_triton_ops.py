@@ -74,11 +74,11 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
         for row in ({"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 3}):
             ops.sample(draw(n, 5000), sampling_batch([row] * n, "cuda"))
 
-    for n in (*FEW, 257):
+    for n in (*FEW, 385):
         run(n)
     compiled: list[object] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["key"]))
-    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300):
+    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300, 400):
         run(n)
     assert not compiled
 

@@ -125,7 +125,7 @@ def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
     assert not choose_wide(128_256, 4096, 32, gated=False)
     assert [rows for rows in (32, 64, 112, 113, 256, 257) if prefers_light(4096, 14_336, rows)] == [64, 112]
     assert not prefers_light(6144, 4096, 64)
-    assert [choose_parts(4096, 14_336, rows) for rows in (1, 64, 65, 256, 257)] == [1, 1, 2, 2, 1]
+    assert [choose_parts(4096, 14_336, rows) for rows in (1, 64, 65, 384, 385)] == [1, 1, 2, 2, 1]
     assert choose_parts(6144, 4096, 128) == choose_parts(1024, 3072, 128) == 1
 
 

@@ -81,7 +81,7 @@ class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
     Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, and for one row, 16, 32, 64,
-    256 or more: once each step has run with 1, 2, 17, 33, 65 and 257 rows, and a draw has been filtered and not,
+    384 or more: once each step has run with 1, 2, 17, 33, 65 and 385 rows, and a draw has been filtered and not,
     nothing is left to compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
