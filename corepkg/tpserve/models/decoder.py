@@ -65,7 +65,7 @@ class Decoder:
         self._comm = comm
         self._embedding = weights.pop("embed.weight")
         self._first_norm = weights.pop("layers.0.attn_norm.weight")
-        # What ranks add up must be whole.
+        # Of parts, ranks would have to add up each.
         add_up = ops.linear_in_parts if comm is None else ops.linear
         self._layers = [_take_layer(weights, n, config, ops, add_up) for n in range(config.layers)]
         self._head = ops.linear(weights.pop("head.weight"))
