@@ -57,6 +57,8 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
     linear, gated = ops.linear(weight), ops.gated_linear(weight)
     large = draw(6144, 4096)
     larges = ops.linear(large), ops.gated_linear(large)
+    in_parts = ops.linear_in_parts(draw(4096, 4096))
+    hidden = draw(4096)
     caches = [draw(20, 16, 1, 64) for _ in range(2)]
 
     def run(n: int) -> None:
@@ -68,14 +70,15 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
         ops.silu_and_mul(gated(x))
         for each in larges:
             each(draw(n, 4096))
+        ops.add_rms_norm(in_parts(draw(n, 4096)), draw(n, 4096), hidden, 1e-6)
         for row in ({"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 3}):
             ops.sample(draw(n, 5000), sampling_batch([row] * n, "cuda"))
 
-    for n in (*FEW, 65):
+    for n in (*FEW, 385):
         run(n)
     compiled: list[object] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["key"]))
-    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300):
+    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300, 400):
         run(n)
     assert not compiled
 
@@ -93,6 +96,12 @@ def test_large_weights_are_multiplied_rightly_however_that_is_done(out: int, col
     ):
         torch.testing.assert_close(found.float(), right, rtol=0.03, atol=0.03)
     assert torch.backends.cuda.preferred_blas_library() == library
+    residual = draw(rows, out).mul_(0.1)
+    total = expected + residual.float()
+    normed, added = ops.add_rms_norm(ops.linear_in_parts(weight)(x), residual, draw(out), 1e-6)
+    torch.testing.assert_close(added.float(), total, rtol=0.03, atol=0.03)
+    expected = torch.nn.functional.rms_norm(total, (out,), draw(out).float(), 1e-6)
+    torch.testing.assert_close(normed.float(), expected, rtol=0.03, atol=0.06)
 
 
 def test_cells_past_two_billion_numbers_are_reached() -> None:

@@ -66,6 +66,13 @@ class Ops(ABC):
         linear = self.linear(weight, bias)
         return lambda x: self.silu_and_mul(linear(x))
 
+    def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """As :meth:`linear`, for a product that goes to :meth:`add_rms_norm` of these ops and nowhere else.
+
+        Override it where that can add up a product's parts: it may return any ``[parts, n, out]`` with that sum.
+        """
+        return self.linear(weight, bias)
+
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm over the last dimension (Zhang & Sennrich, 2019), computed in float32."""
@@ -74,7 +81,12 @@ class Ops(ABC):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``(rms_norm(x + residual), x + residual)``; may overwrite both inputs."""
+        """Return ``(rms_norm(x + residual), x + residual)``; may overwrite both inputs.
+
+        Args:
+            x: ``[n, hidden]``, or what a product of :meth:`linear_in_parts` has returned.
+            residual: ``[n, hidden]``.
+        """
 
     @abstractmethod
     def rotate_and_store(

@@ -17,10 +17,10 @@ LARGEST = 512
 def ladder(running: int) -> list[int]:
     """The batch sizes to record, rising, for at most ``running`` requests.
 
-    A batch is padded to the next of them: close together where a row more is felt, wider where kernels work in blocks.
+    A batch is padded to the next of them, and a row of padding takes nearly as much time and power as another.
     """
     most = min(running, LARGEST)
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, LARGEST, 32)]
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST, 32)]
     return [*(size for size in sizes if size < most), most]
 
 

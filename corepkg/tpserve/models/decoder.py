@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +65,9 @@ class Decoder:
         self._comm = comm
         self._embedding = weights.pop("embed.weight")
         self._first_norm = weights.pop("layers.0.attn_norm.weight")
-        self._layers = [_take_layer(weights, n, config, ops) for n in range(config.layers)]
+        # Of parts, ranks would have to add up each.
+        add_up = ops.linear_in_parts if comm is None else ops.linear
+        self._layers = [_take_layer(weights, n, config, ops, add_up) for n in range(config.layers)]
         self._head = ops.linear(weights.pop("head.weight"))
         self._cos_sin = rotary_table(config.rope, config.head_dim, max_context, str(self._embedding.device))
 
@@ -126,7 +128,9 @@ class Decoder:
         return partial if self._comm is None else self._comm.all_reduce(partial)
 
 
-def _take_layer(weights: dict[str, torch.Tensor], number: int, config: ModelConfig, ops: Ops) -> Layer:
+def _take_layer(
+    weights: dict[str, torch.Tensor], number: int, config: ModelConfig, ops: Ops, add_up: Callable[..., Linear]
+) -> Layer:
     prefix = f"layers.{number}"
     last = number == config.layers - 1
 
@@ -138,9 +142,9 @@ def _take_layer(weights: dict[str, torch.Tensor], number: int, config: ModelConf
         qkv=ops.linear(*taken("attn.qkv")),
         q_norm=weights.pop(f"{prefix}.attn.q_norm.weight") if config.qk_norm else None,
         k_norm=weights.pop(f"{prefix}.attn.k_norm.weight") if config.qk_norm else None,
-        o=ops.linear(*taken("attn.o")),
+        o=add_up(*taken("attn.o")),
         mlp_norm=weights.pop(f"{prefix}.mlp_norm.weight"),
         gate_up=ops.gated_linear(*taken("mlp.gate_up")),
-        down=ops.linear(*taken("mlp.down")),
+        down=add_up(*taken("mlp.down")),
         next_norm=weights.pop("norm.weight" if last else f"layers.{number + 1}.attn_norm.weight"),
     )

@@ -185,6 +185,17 @@ class OpsContract(ABC):
         self.close(added, total, dtype)
         self.close(normed, _rms_norm(added, weight[0], 1e-5), dtype)
 
+    def test_a_product_in_parts_is_added_up(self, dtype: str, tokens: int, bias: bool) -> None:
+        """Whatever a product for the norm returns, the norm adds it to the residual."""
+        weight, x = self.draw(96, 64, dtype=dtype) / 8, self.draw(tokens, 64, dtype=dtype, seed=1)
+        offset = self.draw(96, dtype=dtype, seed=2) if bias else None
+        residual, norm = self.draw(tokens, 96, dtype=dtype, seed=3), self.draw(96, dtype=dtype, seed=4)
+        total = x.double() @ weight.double().T + residual.double() + (0 if offset is None else offset.double())
+        ops = self.make()
+        normed, added = ops.add_rms_norm(ops.linear_in_parts(weight, offset)(x), residual, norm, 1e-5)
+        self.close(added, total, dtype)
+        self.close(normed, _rms_norm(added, norm, 1e-5), dtype)
+
     def test_silu_and_mul(self, dtype: str, tokens: int) -> None:
         """The silu of the first half times the second."""
         x = self.draw(tokens, 192, dtype=dtype)

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from tpserve_attn_triton import ops
 from tpserve_attn_triton.ops import Tiles, TritonOps, _device
-from tpserve_attn_triton.shapes import Block, Blocks, choose_wide, prefers_light
+from tpserve_attn_triton.shapes import Block, Blocks, choose_parts, choose_wide, prefers_light
 
 SPEC = tpserve_ops()[0]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +43,15 @@ class TestTritonOps(OpsContract):
 
     def make(self) -> TritonOps:
         return TritonOps(NoOptions())
+
+
+@pytest.mark.parametrize("rows", [3, 67])
+def test_the_norm_adds_up_the_parts_of_a_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), None))
+    monkeypatch.setattr(ops, "choose_parts", lambda *_: 2)
+    product = TritonOps(NoOptions()).linear_in_parts(torch.ones(96, 64, dtype=torch.bfloat16, device=DEVICE))
+    assert product(torch.ones(rows, 64, dtype=torch.bfloat16, device=DEVICE)).shape == (2, rows, 96)
+    TestTritonOps().test_a_product_in_parts_is_added_up("bfloat16", rows, bias=False)
 
 
 @pytest.mark.parametrize("most", [2, 64])
@@ -116,6 +125,8 @@ def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
     assert not choose_wide(128_256, 4096, 32, gated=False)
     assert [rows for rows in (32, 64, 112, 113, 256, 257) if prefers_light(4096, 14_336, rows)] == [64, 112]
     assert not prefers_light(6144, 4096, 64)
+    assert [choose_parts(4096, 14_336, rows) for rows in (1, 64, 65, 384, 385)] == [1, 1, 2, 2, 1]
+    assert choose_parts(6144, 4096, 128) == choose_parts(1024, 3072, 128) == 1
 
 
 def in_tiles(out: int, columns: int, rows: int, *, gated: bool) -> Block:

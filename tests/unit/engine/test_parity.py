@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tpserve.api import Linear, NoOptions
+from tpserve.ops.reference import TorchOps
 from tpserve.step import Engine, EngineLimits
 from tpserve.testing.engine import generate
 from tpserve.testing.models import VOCAB_SIZE
@@ -32,6 +34,34 @@ def test_alone_and_together(name: str, small_model: Any, truth: Any, make_engine
     engine = make_engine(folder)
     assert generate(engine, PROMPTS, COUNT) == expected
     assert [generate(engine, [prompt], COUNT)[0] for prompt in PROMPTS] == expected
+
+
+class PartedOps(TorchOps):
+    """Leaves it to the norm to add up what products have of either half of their columns."""
+
+    def __init__(self) -> None:
+        super().__init__(NoOptions())
+        self.added = 0
+
+    def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        first, second = (self.linear(half.contiguous()) for half in weight.chunk(2, dim=1))
+        return lambda x: torch.stack(
+            [each(half) for each, half in zip((first, second), x.chunk(2, dim=1), strict=True)]
+        )
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.added += 1
+        assert x.shape == (2, *residual.shape)
+        return super().add_rms_norm(x.sum(0), residual, weight, eps)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_products_in_parts(name: str, small_model: Any, truth: Any, make_engine: Any) -> None:
+    folder, ops = small_model(name), PartedOps()
+    assert generate(make_engine(folder, ops), PROMPTS, COUNT, chunk=48) == truth(folder, PROMPTS, COUNT)
+    assert ops.added
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -50,8 +50,8 @@ def test_a_rehearsal_draws_in_every_way() -> None:
 @pytest.mark.parametrize("slots", [1, 6, 40])
 def test_steps_of_few_tokens_are_rehearsed_however_few_requests_may_run(slots: int) -> None:
     limits = replace(LIMITS, slots=slots)
-    limits = replace(limits, pages=rehearsal_pages(limits, 60))
-    assert [_tokens(step) for step in rehearsal(limits, 60)[3:]] == [
+    limits = replace(limits, pages=rehearsal_pages(limits, 80))
+    assert [_tokens(step) for step in rehearsal(limits, 80)[3:]] == [
         few for few in FEW if few <= 40 - ROUNDS or slots > 1
     ]
 

@@ -14,7 +14,7 @@ from tpserve.api import Linear, Ops, Options, SamplingBatch
 from tpserve_attn_triton.filters import restrict, survey
 from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow, wide
 from tpserve_attn_triton.sampling import draw, settle
-from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_wide, prefers_light
+from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_parts, choose_wide, prefers_light
 from tpserve_attn_triton.steps import rms_norm, rotate_and_store, silu_and_mul
 
 __all__ = ["TritonOps"]
@@ -80,9 +80,9 @@ def _device(device: torch.device) -> _Device:
 class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
-    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, and for one row, 16, 32, 64 or
-    more: once each step has run with 1, 2, 17, 33 and 65 rows, and a draw has been filtered and not, nothing is left
-    to compile.
+    Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, and for one row, 16, 32, 64,
+    384 or more: once each step has run with 1, 2, 17, 33, 65 and 385 rows, and a draw has been filtered and not,
+    nothing is left to compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
     may be read before that one has ended.
@@ -105,6 +105,10 @@ class TritonOps(Ops):
         """As :meth:`linear`, with the activation in the same kernel for few rows."""
         return _Product(weight.contiguous(), bias, gated=True)
 
+    def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """As :meth:`linear`, but in two parts where torch would otherwise divide the sum itself."""
+        return _Product(weight.contiguous(), bias, gated=False, in_parts=bias is None)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm."""
         x = x.contiguous()
@@ -113,9 +117,9 @@ class TritonOps(Ops):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add into the residual, and norm the sum into ``x``."""
+        """Add into the residual, and norm the sum into ``x``, or into its first part."""
         x, residual = x.contiguous(), residual.contiguous()
-        return _norm(x, residual, weight, eps, x, add=True), residual
+        return _norm(x, residual, weight, eps, x if x.dim() == 2 else x[0], add=True), residual
 
     def rotate_and_store(
         self,
@@ -251,16 +255,28 @@ class TritonOps(Ops):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product with a weight ``[out, in]``, activated if ``gated``; see :mod:`tpserve_attn_triton.products`."""
+    """A product with a weight ``[out, in]``; see :mod:`tpserve_attn_triton.products`.
+
+    Attributes:
+        gated: it is activated.
+        in_parts: it may be ``[parts, n, out]``, and has no bias.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     gated: bool
+    in_parts: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         n = x.shape[0]
         if n and (block := self._block(x, n)) is not None:
             return self._launch(x.contiguous(), n, block)
+        out, columns = self.weight.shape
+        if self.in_parts and self.weight.itemsize == 2 and (parts := choose_parts(out, columns, n)) > 1:
+            each = columns // parts
+            return torch.bmm(
+                x.reshape(n, parts, each).transpose(0, 1), self.weight.view(out, parts, each).permute(1, 2, 0)
+            )
         product = _multiply(x, self.weight, self.bias)
         return _activate(product) if self.gated else product
 
@@ -333,16 +349,19 @@ def _norm(
 ) -> torch.Tensor:
     device = _device(x.device)
     hidden = x.shape[-1]
-    rows, columns = x.numel() // hidden, _power_of_two(hidden)
+    rows, columns = out.numel() // hidden, _power_of_two(hidden)
+    parts = x.numel() // out.numel() if rows else 1
     rms_norm[(rows,)](
         x,
         residual,
         weight,
         out,
         eps,
+        out.numel() if parts > 1 else 0,
         HIDDEN=hidden,
         COLUMNS=columns,
         ADD=add,
+        PARTS=parts,
         OVERLAP=device.overlap,
         num_warps=min(max(columns // 256, 1), 16),
         **device.options(after_ours=rows <= MOST_ROWS),

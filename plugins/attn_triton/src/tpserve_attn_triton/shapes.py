@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_wide", "prefers_light"]
+__all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_parts", "choose_wide", "prefers_light"]
 
 WIDE_ROWS = (32, 64)
 """Rows of ``x`` that kernels of ``wide`` are compiled for, rising."""
@@ -61,6 +61,16 @@ def choose_wide(out: int, columns: int, rows: int, *, gated: bool) -> Block | No
     return Block(64, 128, 4, 6 if rows <= WIDE_ROWS[0] else 5)
 
 
+def choose_parts(out: int, columns: int, rows: int) -> int:
+    """In how many parts torch multiplies so many rows and a weight ``[out, columns]``, if the norm adds them up.
+
+    There are too few tiles of the result for all multiprocessors. The libraries divide a sum too, but their parts are
+    float32 and are added by a kernel of their own.
+    """
+    few = WIDE_ROWS[-1] < rows <= _MOST_IN_PARTS and out < 6144 and out * columns >= _FILLING
+    return 2 if few and out % 16 == 0 and columns % 16 == 0 else 1
+
+
 def prefers_light(out: int, columns: int, rows: int) -> bool:
     """Whether cublasLt is faster than cuBLAS with so many rows and a weight ``[out, columns]``."""
     return rows in _LIGHT.get((out, columns), ())
@@ -79,6 +89,9 @@ _LARGE = 1 << 16
 
 _FILLING = 1 << 24
 """Numbers of a weight whose tiles keep all multiprocessors reading."""
+
+_MOST_IN_PARTS = 384
+"""Rows above which whole products are as fast."""
 
 # Measured alone, for the shapes of Llama-3.1-8B: with more rows torch's default is better, or as good.
 _LIGHT = {(4096, 4096): range(33, 257), (4096, 14_336): range(33, 113)}

@@ -27,16 +27,20 @@ def rms_norm(
     weight,
     out,
     eps,
+    size,
     HIDDEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Norm ``x``, or if ``ADD`` the sum that is left in ``residual``; a program for each row.
 
     Args:
-        x, residual, out: ``[n, HIDDEN]``; may be the same.
+        x: ``[PARTS, n, HIDDEN]``, to be added up.
+        residual, out: ``[n, HIDDEN]``; may be the same, and the first part.
         weight: ``[HIDDEN]``.
+        size: of a part of ``x``.
         COLUMNS: the power of two that holds ``HIDDEN``.
     """
     start = tl.program_id(0).to(tl.int64) * HIDDEN
@@ -45,6 +49,8 @@ def rms_norm(
     factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     follow(OVERLAP)
     value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + part * size + start + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + start + columns, mask=inside, other=0.0).to(tl.float32)
         total = value.to(residual.dtype.element_ty)
