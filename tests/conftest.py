@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -12,23 +11,12 @@ from textwrap import dedent
 
 import pytest
 
-HAS_FROZEN = pytest.StashKey[bool]()
-
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep what was imported out of later collections: contract tests collect after each test, at 0.3 s a time."""
-    if not gc.get_freeze_count():  # a pytest inside a test leaves it to the outer one
-        gc.collect()
-        gc.freeze()
-        session.config.stash[HAS_FROZEN] = True
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """What is still frozen at the exit is never let go."""
-    if HAS_FROZEN in config.stash:
-        gc.unfreeze()
+@pytest.fixture(scope="session", autouse=True)
+def imports(tpserve_imports: None) -> None:
+    """For tests that are not guarded too: some run guarded ones in a pytest of their own."""
 
 
 class Site:

@@ -62,11 +62,11 @@ def launch(runtime: Path, model: Path) -> Iterator[Launch]:
         server.kill()
 
 
-@pytest.mark.parametrize("flags", [[], ["--tp", "3", "--transport", "nng"]])
+@pytest.mark.parametrize("flags", [["--threads", "2"], ["--tp", "3", "--transport", "nng"]])
 def test_it_serves_and_a_signal_stops_it(launch: Launch, flags: list[str]) -> None:
     server = launch(*flags)
     server.await_ready()
-    ranks = int(flags[1]) if flags else 1
+    ranks = 3 if "--tp" in flags else 1
     workers = {"api", "tokenizer0", "detokenizer0", "forkserver"}
     assert set(server.children()) == workers | {f"rank{n}" for n in range(ranks)}
     assert server.health() == 200

@@ -19,7 +19,7 @@ ANSWER = "The capital of France is Paris."
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with serving(["--dtype", "float32", "--threads", "2"]) as url:
+    with serving(["--dtype", "float32"]) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none")
 
 

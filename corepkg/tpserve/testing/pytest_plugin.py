@@ -1,14 +1,15 @@
 """What the contract tests need of pytest; installed with tpserve, pytest finds it by itself.
 
 The fixture ``tpserve_limit`` fails a test that hangs. ``tpserve_guard``, which the contracts of links use, does so too,
-and fails one that leaves processes, threads, descriptors or temporary files behind. The marker ``slow`` is on what
-takes long, for ``-m 'not slow'``.
+and fails one that leaves processes, threads, descriptors or temporary files behind. It collects garbage after each, and
+``tpserve_imports`` keeps that short. The marker ``slow`` is on what takes long, for ``-m 'not slow'``.
 
 Every pytest in an environment that has tpserve imports this module: so it imports nothing large.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from types import FrameType
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard", "tpserve_limit"]
+__all__ = ["pytest_addoption", "pytest_configure", "tpserve_guard", "tpserve_imports", "tpserve_limit"]
 
 AGAIN = 30.0
 """Seconds after which a test that was failed is interrupted once more: what hangs may hang when it is closed, too."""
@@ -61,6 +62,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long")
 
 
+@pytest.fixture(scope="session")
+def tpserve_imports() -> Iterator[None]:
+    """Keep what was imported out of all collections: with torch one takes 0.3 s."""
+    if gc.get_freeze_count():  # somebody else does, as the pytest around this one
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def tpserve_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if it hangs."""
@@ -70,7 +83,10 @@ def tpserve_limit(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def tpserve_guard(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    tpserve_imports: None,
 ) -> Iterator[None]:
     """Fail the test if it hangs, or leaves something behind; processes that are left are killed."""
     from tpserve.testing.leftovers import Belongings
