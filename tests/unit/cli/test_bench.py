@@ -50,6 +50,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --step 10 --free-running", "error: --step lies between paced rounds"),
         ("--a zmq --rate 1000", "error: --rate is that of messages that arrive by themselves"),
         ("--a zmq --rate 1000 --arrival trace --trace x", "error: --rate is that of messages that arrive"),
+        ("--a zmq --messages 2 --arrival trace --trace x", "error: --messages is how many there are in a round"),
         ("--a zmq --trace x", "error: --trace says when messages arrive by themselves"),
         ("--a zmq --trace x --arrival poisson", "error: --trace says when messages arrive by themselves"),
         ("--messages 1", "error: there is nothing to compare"),

@@ -14,6 +14,7 @@ from tpserve.errors import ConfigError
 
 __all__ = ["Arrival", "bursts", "read_trace"]
 
+DAY = 86_400.0
 HINT = 'Each line is {"at": SECONDS}, with "size": BYTES as wanted, in order of time'
 
 
@@ -21,11 +22,11 @@ class Arrival(msgspec.Struct, frozen=True):
     """One message.
 
     Attributes:
-        at: seconds after the start.
+        at: seconds after the start; at most a day.
         size: its bytes; 0 in a file that does not say.
     """
 
-    at: Annotated[float, Meta(ge=0)]
+    at: Annotated[float, Meta(ge=0, le=DAY)]
     size: Annotated[int, Meta(ge=0)] = 0
 
 

@@ -40,7 +40,9 @@ def transport(
         typer.Option("-o", "--option", metavar="KIND.KEY=VALUE", help="Set a plugin's option on all arms."),
     ] = None,
     ranks: Annotated[int, typer.Option(min=2, max=64, help="Ranks of each arm.")] = 2,
-    messages: Annotated[str, typer.Option(metavar="N,…", help="Messages a round; 0: empty rounds.")] = "1",
+    messages: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Messages a round; 0: empty rounds; 1 if not given.")
+    ] = None,
     size: Annotated[str, typer.Option(metavar="BYTES,…", help="Bytes of a message: 64,300,64K,16M.")] = "300",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each case in a block; fewer of large ones.")] = 1000,
     warm_up: Annotated[int, typer.Option(min=0, help="Rounds before each case that do not count.")] = 50,
@@ -99,11 +101,17 @@ def transport(
         raise ConfigError("--rate is that of messages that arrive by themselves", "Add --arrival poisson or burst")
     if trace is not None and arrival != "trace":
         raise ConfigError("--trace says when messages arrive by themselves", "Add --arrival trace")
+    if messages is not None and arrival == "trace":
+        raise ConfigError(
+            "--messages is how many there are in a round, and a trace says when each comes", "Leave it out"
+        )
     pace = arrival or ("free" if free_running else "paced")
     load = Load(pace=pace, rate=RATE if rate is None else rate, gap=gap, step=step, trace=trace and trace.resolve())
     if not texts:
         raise ConfigError("there is nothing to compare", "Write --a ARM --b ARM or --matrix AXIS AXIS")
-    cases = make_cases(load, read_numbers(messages, "--messages"), read_sizes(size), rounds)
+    cases = make_cases(
+        load, read_numbers("1" if messages is None else messages, "--messages"), read_sizes(size), rounds
+    )
     settings = load_settings({"heartbeat": heartbeat, "watchdog": watchdog}, option or [], None, os.environ)
     plan = Plan(
         arms=read_arms(texts, settings.options, Registry.discover()),

@@ -70,6 +70,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     [
         ("", "has no messages"),
         ('{"at": -1}', "line 1"),
+        ('{"at": 1e30}', "line 1"),
         ('{"at": 1}\n{"at": 0.5}', "line 2: earlier"),
         ('{"at": 1, "size": 10}', "line 1: a message has at least 64 bytes"),
         ("nonsense", "line 1"),
