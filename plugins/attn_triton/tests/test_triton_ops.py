@@ -14,8 +14,10 @@ from tpserve_attn_triton.plugin import tpserve_ops
 
 pytest.importorskip("triton")
 
+from tpserve_attn_triton import linear as launches
 from tpserve_attn_triton import ops
-from tpserve_attn_triton.ops import Tiles, TritonOps, _device
+from tpserve_attn_triton.device import device_of
+from tpserve_attn_triton.ops import Tiles, TritonOps
 from tpserve_attn_triton.shapes import Block, Blocks, choose_parts, choose_wide, prefers_light
 
 SPEC = tpserve_ops()[0]
@@ -26,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter takes about as long for a large block as for a small one."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(ops, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), Block(64, 64, 2)))
+        monkeypatch.setattr(launches, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), Block(64, 64, 2)))
         monkeypatch.setattr(ops, "_HEADS", 32)
 
 
@@ -47,8 +49,8 @@ class TestTritonOps(OpsContract):
 
 @pytest.mark.parametrize("rows", [3, 67])
 def test_the_norm_adds_up_the_parts_of_a_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), None))
-    monkeypatch.setattr(ops, "choose_parts", lambda *_: 2)
+    monkeypatch.setattr(launches, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), None))
+    monkeypatch.setattr(launches, "choose_parts", lambda *_: 2)
     product = TritonOps(NoOptions()).linear_in_parts(torch.ones(96, 64, dtype=torch.bfloat16, device=DEVICE))
     assert product(torch.ones(rows, 64, dtype=torch.bfloat16, device=DEVICE)).shape == (2, rows, 96)
     TestTritonOps().test_a_product_in_parts_is_added_up("bfloat16", rows, bias=False)
@@ -61,7 +63,7 @@ def test_thresholds_are_found_in_few_tiles_or_in_all(filters: dict[str, float], 
     triton_ops._tiles = Tiles(size=16, most=most, rows=8)
     logits = torch.randn(1, 600, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE) * 3
     batch = sampling_batch([{"temperature": 2.0, **filters}], DEVICE)
-    found = triton_ops._thresholds(logits.float(), batch, _device(torch.device(DEVICE)))
+    found = triton_ops._thresholds(logits.float(), batch, device_of(torch.device(DEVICE)))
     assert torch.equal(logits[0] >= found.item() - 1e-6, kept_tokens(logits[0] / 2, **filters))
 
 
@@ -80,7 +82,7 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
 def test_few_rows_have_the_same_bits_in_any_batch(
     most: int, fewer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "choose_wide", in_tiles)
+    monkeypatch.setattr(launches, "choose_wide", in_tiles)
     weight, x = draw(24, 512), draw(most, 512)
     linear = TritonOps(NoOptions()).linear(weight)
     found = linear(x)
@@ -94,7 +96,7 @@ def test_few_rows_have_the_same_bits_in_any_batch(
 def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        ops, "choose_wide", lambda *shape, gated: asked.append(shape[2]) or in_tiles(*shape, gated=gated)
+        launches, "choose_wide", lambda *shape, gated: asked.append(shape[2]) or in_tiles(*shape, gated=gated)
     )
     weight, x, offset = draw(200, 264) / 16, draw(rows, 264, seed=2), draw(200, seed=3) if bias else None
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
@@ -111,7 +113,7 @@ def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, m
 def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
     columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "choose_wide", lambda *_, gated: pytest.fail("asked"))
+    monkeypatch.setattr(launches, "choose_wide", lambda *_, gated: pytest.fail("asked"))
     weight, x = draw(24, columns).to(dtype), draw(20, columns).to(dtype)
     found = TritonOps(NoOptions()).linear(weight)(x)
     torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.2)

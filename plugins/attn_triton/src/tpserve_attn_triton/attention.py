@@ -10,6 +10,7 @@ import torch
 
 from tpserve.api import Attention, AttentionBatch, AttentionShape, Options
 from tpserve_attn_triton.decode import FIELDS, cut, decode
+from tpserve_attn_triton.device import power_of_two
 from tpserve_attn_triton.prefill import prefill
 from tpserve_attn_triton.tiles import Tile, choose_tiles
 
@@ -54,7 +55,7 @@ class TritonAttention(Attention):
             sm, processors = 10 * properties.major + properties.minor, properties.multi_processor_count
         self._dtype: torch.dtype = getattr(torch, shape.dtype)
         self._group = shape.q_heads // shape.kv_heads
-        self._columns = max(16, _power_of_two(shape.head_dim))
+        self._columns = max(16, power_of_two(shape.head_dim))
         self._tiles = choose_tiles(self._dtype.itemsize, self._columns, sm, self._group)
         self._scale, self._cap = shape.scale * math.log2(math.e), shape.soft_cap * math.log2(math.e)
         if shape.soft_cap:
@@ -97,7 +98,7 @@ class TritonAttention(Attention):
                 self._plan.singles,
                 self._spare,
                 self.shape.sliding_window,
-                ROOM=_power_of_two(self.shape.max_running),
+                ROOM=power_of_two(self.shape.max_running),
                 BLOCK=self._decode_tile().block,
                 FIELDS=FIELDS,
                 num_warps=4,
@@ -183,7 +184,7 @@ class TritonAttention(Attention):
             self._cap,
             KV_HEADS=shape.kv_heads,
             GROUP=self._group,
-            HEADS=_power_of_two(self._group),
+            HEADS=power_of_two(self._group),
             ROWS=tile.rows,
             HEAD_DIM=shape.head_dim,
             COLUMNS=self._columns,
@@ -213,7 +214,3 @@ def _query_blocks(batch: AttentionBatch, most: int) -> list[tuple[int, int, int,
         if new > 1
         for first in reversed(range(0, new, most))
     ]
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()

@@ -1,29 +1,23 @@
-"""The ops: how their kernels are launched."""
+"""The ops: how their kernels are launched; those of products in :mod:`tpserve_attn_triton.linear`."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.nn import functional
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpserve.api import Linear, Ops, Options, SamplingBatch
+from tpserve_attn_triton.device import Device, device_of, power_of_two
 from tpserve_attn_triton.filters import restrict, survey
-from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow, wide
+from tpserve_attn_triton.linear import Product, activate
+from tpserve_attn_triton.products import MOST_ROWS
 from tpserve_attn_triton.sampling import draw, settle
-from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_parts, choose_wide, prefers_light
-from tpserve_attn_triton.steps import rms_norm, rotate_and_store, silu_and_mul
+from tpserve_attn_triton.steps import rms_norm, rotate_and_store
 
 __all__ = ["TritonOps"]
 
 _HEADS = 8
 """Heads that a program rotates."""
-
-_ACTIVATED = 1024
-"""Columns that a program activates."""
 
 _DRAWN = 2048
 """Logits at a time of a program that draws."""
@@ -45,36 +39,6 @@ class Tiles:
     size: int = 64
     most: int = 128
     rows: int = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """What launches depend on.
-
-    Attributes:
-        processors: multiprocessors.
-        overlap: a kernel may be launched while the one before still runs.
-        tiles: ``wide`` finds its copy engine and room, and was measured.
-    """
-
-    processors: int
-    overlap: bool
-    tiles: bool
-
-    def options(self, *, after_ours: bool = True) -> dict[str, Any]:
-        """For a launch; ``after_ours`` that of a kernel which says when the next may be launched.
-
-        cuBLAS's do not, and who waits for one that way begins half a microsecond later than who does not.
-        """
-        return {"launch_pdl": True} if self.overlap and after_ours else {}
-
-
-@functools.cache
-def _device(device: torch.device) -> _Device:
-    if device.type != "cuda":
-        return _Device(4, overlap=False, tiles=True)
-    properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, overlap=properties.major >= 9, tiles=properties.major == 9)
 
 
 class TritonOps(Ops):
@@ -99,15 +63,15 @@ class TritonOps(Ops):
         vocabulary's, and in any of those that share a kernel of ``wide``; alone, and in other batches, it may be
         rounded otherwise.
         """
-        return _Product(weight.contiguous(), bias, gated=False)
+        return Product(weight.contiguous(), bias, gated=False)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """As :meth:`linear`, with the activation in the same kernel for few rows."""
-        return _Product(weight.contiguous(), bias, gated=True)
+        return Product(weight.contiguous(), bias, gated=True)
 
     def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """As :meth:`linear`, but in two parts where torch would otherwise divide the sum itself."""
-        return _Product(weight.contiguous(), bias, gated=False, in_parts=bias is None)
+        return Product(weight.contiguous(), bias, gated=False, in_parts=bias is None)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm."""
@@ -133,7 +97,7 @@ class TritonOps(Ops):
         eps: float = 1e-6,
     ) -> torch.Tensor:
         """Norm, rotate and store."""
-        qkv, device = qkv.contiguous(), _device(qkv.device)
+        qkv, device = qkv.contiguous(), device_of(qkv.device)
         tokens, heads, head_dim = qkv.shape
         kv_heads = k_cache.shape[2]
         q = torch.empty(tokens, heads - 2 * kv_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -150,7 +114,7 @@ class TritonOps(Ops):
             Q_HEADS=q.shape[1],
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            COLUMNS=_power_of_two(head_dim // 2),
+            COLUMNS=power_of_two(head_dim // 2),
             HEADS=_HEADS,
             NORMED=q_norm is not None,
             OVERLAP=device.overlap,
@@ -161,14 +125,14 @@ class TritonOps(Ops):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Activate the first half, multiply with the second."""
-        return _activate(gate_up)
+        return activate(gate_up)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Draw one token a row."""
         if logits.stride(1) != 1:
             logits = logits.contiguous()
         n, vocabulary = logits.shape
-        device = _device(logits.device)
+        device = device_of(logits.device)
         filtered = batch.any_filter and not batch.all_greedy
         thresholds = self._thresholds(logits, batch, device) if filtered else batch.temperature
         blocks = -(-vocabulary // _DRAWN)
@@ -201,14 +165,14 @@ class TritonOps(Ops):
             tokens,
             drawn,
             parts,
-            ROOM=_power_of_two(blocks),
+            ROOM=power_of_two(blocks),
             OVERLAP=device.overlap,
             num_warps=1,
             **device.options(),
         )
         return drawn
 
-    def _thresholds(self, logits: torch.Tensor, batch: SamplingBatch, device: _Device) -> torch.Tensor:
+    def _thresholds(self, logits: torch.Tensor, batch: SamplingBatch, device: Device) -> torch.Tensor:
         """The least logit of each row that its filters keep: float32 ``[n]``."""
         n, vocabulary = logits.shape
         tiles = self._tiles
@@ -244,7 +208,7 @@ class TritonOps(Ops):
             TILES=count,
             TILE=tiles.size,
             ROWS=tiles.rows,
-            ROOM=_power_of_two(count),
+            ROOM=power_of_two(count),
             MOST=tiles.most,
             OVERLAP=device.overlap,
             num_warps=16,
@@ -253,103 +217,12 @@ class TritonOps(Ops):
         return thresholds
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A product with a weight ``[out, in]``; see :mod:`tpserve_attn_triton.products`.
-
-    Attributes:
-        gated: it is activated.
-        in_parts: it may be ``[parts, n, out]``, and has no bias.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    gated: bool
-    in_parts: bool = False
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        n = x.shape[0]
-        if n and (block := self._block(x, n)) is not None:
-            return self._launch(x.contiguous(), n, block)
-        out, columns = self.weight.shape
-        if self.in_parts and self.weight.itemsize == 2 and (parts := choose_parts(out, columns, n)) > 1:
-            each = columns // parts
-            return torch.bmm(
-                x.reshape(n, parts, each).transpose(0, 1), self.weight.view(out, parts, each).permute(1, 2, 0)
-            )
-        product = _multiply(x, self.weight, self.bias)
-        return _activate(product) if self.gated else product
-
-    def _block(self, x: torch.Tensor, n: int) -> Block | None:
-        """Of the kernel of our own; None where torch's is as fast, or ours cannot be."""
-        out, columns = self.weight.shape
-        blocks = choose_blocks(out, columns)
-        if n == 1:
-            return blocks.one
-        if n > WIDE_ROWS[-1] or self.weight.itemsize != 2:
-            return None
-        if n <= MOST_ROWS:
-            return blocks.few
-        # What the copy engine asks for.
-        fits = columns % 8 == 0 and x.data_ptr() % 16 == 0 and self.weight.data_ptr() % 16 == 0
-        if not fits or not _device(x.device).tiles:
-            return None
-        return choose_wide(out, columns, _room(n), gated=self.gated)
-
-    def _launch(self, x: torch.Tensor, n: int, block: Block) -> torch.Tensor:
-        device = _device(x.device)
-        weight, (rows, columns) = self.weight, self.weight.shape
-        out = torch.empty(n, rows // 2 if self.gated else rows, dtype=x.dtype, device=x.device)
-        bias = weight if self.bias is None else self.bias
-        options = {
-            "OUT": out.shape[1],
-            "IN": columns,
-            "BLOCK": block.rows,
-            "COLUMNS": block.columns,
-            "GATED": self.gated,
-            "BIASED": self.bias is not None,
-            "OVERLAP": device.overlap,
-            "num_warps": block.warps,
-            "num_stages": block.stages,
-            **device.options(),
-        }
-        grid = (-(-rows // block.rows),)
-        if n == 1:
-            matvec[grid](x, weight, bias, out, **options)
-        elif n <= MOST_ROWS:
-            narrow[grid](x, weight, bias, out, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
-        else:
-            room, lines = _room(n), block.rows // 2 if self.gated else block.rows
-            tiles = TensorDescriptor.from_tensor(weight, [lines, block.columns])
-            rows_of_x = TensorDescriptor.from_tensor(x, [room, block.columns])
-            wide[grid](rows_of_x, tiles, bias, out, n, ROWS=room, WIDE=not x.is_cuda, **options)
-        return out
-
-
-def _room(n: int) -> int:
-    """Rows that the kernel is compiled for which multiplies ``n``."""
-    return next(rows for rows in WIDE_ROWS if n <= rows)
-
-
-def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Torch's product, by the library that is faster."""
-    out, columns = weight.shape
-    if not (x.is_cuda and prefers_light(out, columns, x.shape[0])):
-        return functional.linear(x, weight, bias)
-    before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    try:
-        return functional.linear(x, weight, bias)
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)
-
-
 def _norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, add: bool
 ) -> torch.Tensor:
-    device = _device(x.device)
+    device = device_of(x.device)
     hidden = x.shape[-1]
-    rows, columns = out.numel() // hidden, _power_of_two(hidden)
+    rows, columns = out.numel() // hidden, power_of_two(hidden)
     parts = x.numel() // out.numel() if rows else 1
     rms_norm[(rows,)](
         x,
@@ -367,24 +240,3 @@ def _norm(
         **device.options(after_ours=rows <= MOST_ROWS),
     )
     return out
-
-
-def _activate(gate_up: torch.Tensor) -> torch.Tensor:
-    gate_up, device = gate_up.contiguous(), _device(gate_up.device)
-    n, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(n, size, dtype=gate_up.dtype, device=gate_up.device)
-    block = min(_power_of_two(size), _ACTIVATED)
-    silu_and_mul[(n, -(-size // block))](
-        gate_up,
-        out,
-        SIZE=size,
-        BLOCK=block,
-        OVERLAP=device.overlap,
-        num_warps=4,
-        **device.options(after_ours=n <= MOST_ROWS),
-    )
-    return out
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
