@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from tpserve.errors import ConfigError
+from tpserve.values import to_json
 
 __all__ = ["check_output", "command_app", "interrupted", "print_json", "print_table"]
 
@@ -46,7 +47,7 @@ def interrupted(stop: KeyboardInterrupt) -> typer.Exit:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; paths and the like as text."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+    typer.echo(msgspec.json.format(to_json(value), indent=2).decode())
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
