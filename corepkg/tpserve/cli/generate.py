@@ -14,7 +14,7 @@ import typer
 from msgspec.structs import asdict
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import check_output, command_app
+from tpserve.cli.common import check_model, check_output, command_app
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
@@ -101,6 +101,7 @@ def generate(
     sampling fields max_tokens, temperature, top_p, top_k, min_p, stop, seed and ignore_eos. The output has a line
     for each, in the same order.
     """
+    check_model(model)
     _check_output(source, output)
     lines = read_lines(source, {"max_tokens": max_tokens, "temperature": temperature})
     given = {"model": model, "tp": tp, "device": device, "dtype": dtype, "threads": threads}
