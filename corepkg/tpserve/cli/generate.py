@@ -121,18 +121,16 @@ def read_lines(path: Path, defaults: dict[str, Any]) -> list[Line]:
         ConfigError: the file cannot be read, or a line is wrong; the message names file and line.
     """
     try:
-        texts = path.read_text("utf-8").split("\n")
+        texts = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
     lines = [_read_line(path, number, text, defaults) for number, text in enumerate(texts, 1) if text.strip()]
     if not lines:
         raise ConfigError(f"{path} has no prompts", HINT)
     return lines
 
 
-def _read_line(path: Path, number: int, text: str, defaults: dict[str, Any]) -> Line:
+def _read_line(path: Path, number: int, text: bytes, defaults: dict[str, Any]) -> Line:
     try:
         content = _decode(text)
         params = {name: value for name, value in defaults.items() if value is not None}
@@ -145,7 +143,7 @@ def _read_line(path: Path, number: int, text: str, defaults: dict[str, Any]) -> 
         raise ConfigError(f"{path}, line {number}: {error}", HINT) from None
 
 
-def _decode(text: str) -> dict[str, Any]:
+def _decode(text: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.ValidationError:
