@@ -31,6 +31,12 @@ OPTIONS_PREFIX: Final = "TPSERVE_OPTIONS__"
 OTHER_VARIABLES: Final = ("TPSERVE_CACHE",)
 """Variables that other parts of tpserve read; a setting of the same name has none."""
 
+PATHS: Final = ("model", "record", "profile")
+"""Settings that name files or folders."""
+
+LEAST_CONTEXT: Final = 8
+"""Tokens; the warm-up needs nearly as many."""
+
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(ServeConfig) if field.name != "options"}
 
 OptionTable = dict[str, dict[str, Any]]
@@ -89,6 +95,8 @@ def load_settings(
             f"heartbeat is {config.heartbeat:g} s and watchdog {config.watchdog:g} s",
             "An idle leader must show life before followers give up: choose a heartbeat below the watchdog",
         )
+    if 0 < config.max_context < LEAST_CONTEXT:
+        raise ConfigError(f"max_context is {config.max_context}", f"Choose {LEAST_CONTEXT} or more, or 0")
     return config
 
 
@@ -188,7 +196,8 @@ def _check(values: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, 
         if field not in _TYPES:
             raise ConfigError(f"{label(field)}: there is no such setting", did_you_mean(field, _TYPES))
         if not is_text(str(value)):
-            raise ConfigError(f"{label(field)}: {str(value)!r} is not text in UTF-8", "Rename the file or folder")
+            hint = "Rename the file or folder" if field in PATHS else ""
+            raise ConfigError(f"{label(field)}: {str(value)!r} is not text in UTF-8", hint)
         try:
             checked[field] = convert(value, _TYPES[field])
         except ValueError as error:

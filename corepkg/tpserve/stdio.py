@@ -14,7 +14,7 @@ __all__ = ["open_descriptors", "secure_streams"]
 
 
 def secure_streams() -> None:
-    """Make all three streams usable, and standard error one that loses what cannot be written.
+    """Make all three streams usable: what is no character is escaped, and standard error loses what cannot be written.
 
     To be called before anything opens a file: see :func:`open_descriptors`. A terminal that is closed, a reader that
     has left or a full disk then costs the log, and no more.
@@ -22,6 +22,8 @@ def secure_streams() -> None:
     open_descriptors()
     sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is sys.__stderr__:  # what somebody has put in its place is not ours to change
         errors = io.BufferedWriter(_Lossy(2, "w", closefd=False))
         encoding = sys.stderr.encoding if sys.stderr else "utf-8"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text"]
+__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text", "to_json"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def convert(value: Any, type_: Any) -> Any:
@@ -31,7 +35,16 @@ def convert(value: Any, type_: Any) -> Any:
 
 def is_text(text: str) -> bool:
     """Whether it can be written: names of files and variables may hold bytes that are no UTF-8."""
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+    return _SURROGATE.search(text) is None
+
+
+def to_json(value: Any) -> bytes:
+    """Write a value as JSON: paths and the like as text, and what is no text (:func:`is_text`) escaped, as in repr."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value, enc_hook=str), ensure_ascii=False)
+        return _SURROGATE.sub(lambda found: rf"\\u{ord(found[0]):x}", text).encode()
 
 
 def describe_type(type_: Any) -> str:

@@ -205,5 +205,13 @@ def test_a_wrong_option_names_the_variable_or_the_file_that_has_it(tmp_path: Pat
 
 
 def test_a_name_that_cannot_be_written_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"MODEL: .* is not text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"MODEL: .* is not text in UTF-8. Rename the file or folder"):
         load_settings({"model": "/models/\udcff"}, [], None, {})
+    with pytest.raises(ConfigError, match=r"TPSERVE_PORT: .* is not text in UTF-8$"):
+        load_settings({}, [], None, {"TPSERVE_PORT": "\udcff"})
+
+
+def test_a_context_must_hold_something() -> None:
+    with pytest.raises(ConfigError, match=r"max_context is 1. Choose 8 or more, or 0"):
+        load_settings({"max_context": 1}, [], None, {})
+    assert load_settings({"max_context": 8}, [], None, {}).max_context == 8

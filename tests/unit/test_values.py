@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from msgspec import Meta
 
-from tpserve.values import closest, convert, describe_type, did_you_mean
+from tpserve.values import closest, convert, describe_type, did_you_mean, to_json
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,12 @@ def test_what_does_not_fit_is_said(value: Any, type_: Any, says: str) -> None:
 )
 def test_types_in_words(type_: Any, words: str) -> None:
     assert describe_type(type_) == words
+
+
+def test_json_escapes_what_is_no_text() -> None:
+    odd = {"path": Path("a\udcff"), "é\ud800": ["\U0001f600", "\\udcff"]}
+    assert to_json(odd) == r'{"path": "a\\udcff", "é\\ud800": ["😀", "\\udcff"]}'.encode()
+    assert to_json({"path": Path("é")}) == '{"path":"é"}'.encode()
 
 
 def test_hints_name_what_was_meant_and_what_there_is() -> None:

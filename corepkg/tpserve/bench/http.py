@@ -14,7 +14,7 @@ import msgspec
 
 from tpserve.errors import LaunchError, TpserveError
 
-__all__ = ["BrokenOff", "Origin", "read_origin", "send"]
+__all__ = ["BrokenOff", "Origin", "no_address", "read_origin", "send"]
 
 TIMEOUT = 3600.0
 """Seconds after which a response is given up."""
@@ -51,10 +51,11 @@ def read_origin(url: str) -> Origin:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as every client does
     except ValueError:
-        raise _no_address(url) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _no_address(url)
+        raise no_address(url) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _is_plain(url):
+        raise no_address(url)
     is_secure = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Origin(parts.hostname, port or (443 if is_secure else 80), is_secure, parts.netloc, prefix)
@@ -99,6 +100,10 @@ async def send(origin: Origin, method: str, path: str, body: bytes, take: Callab
         raise BrokenOff(error.strerror or str(error)) from error
 
 
+def _is_plain(url: str) -> bool:
+    return url.isprintable() and not any(map(str.isspace, url))
+
+
 class _Response(asyncio.Protocol):
     """One response as it comes; its methods named on_… are called by the parser.
 
@@ -130,5 +135,7 @@ class _Response(asyncio.Protocol):
             self.status.set_exception(BrokenOff(reason))
 
 
-def _no_address(url: str) -> LaunchError:
-    return LaunchError(f"{url} is no address of a server", "Give one like http://127.0.0.1:8000")
+def no_address(url: str) -> LaunchError:
+    """The error of an address that is none."""
+    shown = url if _is_plain(url) else repr(url)
+    return LaunchError(f"{shown} is no address of a server", "Give one like http://127.0.0.1:8000")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -33,10 +34,13 @@ def chat(
     """Talk to a running server in the terminal. With its input from a pipe, each line is a prompt."""
     import httpx
 
+    from tpserve.bench.http import read_origin
+
+    read_origin(url)  # for its errors: httpx has many kinds, and some addresses it only fails to find
     settings = {"temperature": temperature, "max_tokens": max_tokens}
     is_terminal = sys.stdin.isatty()
     base = url.rstrip("/").removesuffix("/v1")
-    with httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=10.0)) as client, _reachable(url):
+    with _reachable(url), httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=10.0)) as client:
         conversation = Conversation(client, system, settings)
         model = conversation.model()
         if is_terminal:
@@ -46,12 +50,21 @@ def chat(
                 break
             if text == "/reset":
                 conversation.reset()
-            elif not _answer(conversation, text) and not is_terminal:
-                raise typer.Exit(1)
+            elif (code := _answer(conversation, text)) and not is_terminal:
+                raise typer.Exit(code)
 
 
 class ServerError(TpserveError):
-    """The server refuses a request, or breaks off its answer."""
+    """The server refuses a request, or breaks off its answer.
+
+    Args:
+        message: what it says.
+        exit_code: 2 if a flag or a prompt is wrong, else 1.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Conversation:
@@ -109,7 +122,8 @@ class Conversation:
         body = {"messages": messages, "stream": True, **self._settings}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
-                raise ServerError(_error_message(response.read()))
+                is_mendable = response.is_client_error and response.status_code != HTTPStatus.TOO_MANY_REQUESTS
+                raise ServerError(_error_message(response.read()), 2 if is_mendable else 1)
             for data in _events(response.iter_bytes()):
                 event = msgspec.json.decode(data)
                 if "error" in event:
@@ -119,8 +133,8 @@ class Conversation:
                         yield piece
 
 
-def _answer(conversation: Conversation, text: str) -> bool:
-    """Print the answer as it comes; whether it came to its end, or was interrupted by the user."""
+def _answer(conversation: Conversation, text: str) -> int:
+    """Print the answer as it comes; the exit code, 0 if it came to its end or was interrupted by the user."""
     try:
         with contextlib.closing(conversation.ask(text)) as pieces:
             for piece in pieces:
@@ -130,9 +144,9 @@ def _answer(conversation: Conversation, text: str) -> bool:
         typer.echo(" …", nl=False)
     except ServerError as error:
         typer.echo(f"error: {error}", err=True)
-        return False
+        return error.exit_code
     typer.echo()
-    return True
+    return 0
 
 
 def _typed() -> Iterator[str]:
@@ -183,10 +197,12 @@ def _reachable(url: str) -> Iterator[None]:
     """Say plainly that nobody answers, or that the server has gone."""
     import httpx
 
+    from tpserve.bench.http import no_address
+
     try:
         yield
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise LaunchError(f"{url} is no address of a server", "Give one like http://127.0.0.1:8000.") from error
+    except httpx.InvalidURL as error:
+        raise no_address(url) from error
     except httpx.ConnectError as error:
         raise LaunchError(f"no server answers at {url}", "Start one with `tpserve launch`.") from error
     except httpx.TransportError as error:

@@ -12,13 +12,24 @@ import msgspec
 import typer
 
 from tpserve.errors import ConfigError
+from tpserve.values import to_json
 
-__all__ = ["check_output", "command_app", "interrupted", "print_json", "print_table"]
+__all__ = ["check_model", "check_output", "command_app", "interrupted", "print_json", "print_table"]
 
 
 def command_app() -> typer.Typer:
     """Make the empty ``app`` of a sub-command's module, with the settings that all have in common."""
     return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+
+
+def check_model(model: str | None) -> None:
+    """See that a model that is named has a name: an empty one comes of a variable that is not set.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if model == "":
+        raise ConfigError("the model's name is empty", "Leave it out for the embedded model")
 
 
 def check_output(*paths: Path | None) -> None:
@@ -46,7 +57,7 @@ def interrupted(stop: KeyboardInterrupt) -> typer.Exit:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; paths and the like as text."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+    typer.echo(msgspec.json.format(to_json(value), indent=2).decode())
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

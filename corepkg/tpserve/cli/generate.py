@@ -14,7 +14,7 @@ import typer
 from msgspec.structs import asdict
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import check_output, command_app
+from tpserve.cli.common import check_model, check_output, command_app
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
@@ -101,6 +101,7 @@ def generate(
     sampling fields max_tokens, temperature, top_p, top_k, min_p, stop, seed and ignore_eos. The output has a line
     for each, in the same order.
     """
+    check_model(model)
     _check_output(source, output)
     lines = read_lines(source, {"max_tokens": max_tokens, "temperature": temperature})
     given = {"model": model, "tp": tp, "device": device, "dtype": dtype, "threads": threads}
@@ -120,18 +121,16 @@ def read_lines(path: Path, defaults: dict[str, Any]) -> list[Line]:
         ConfigError: the file cannot be read, or a line is wrong; the message names file and line.
     """
     try:
-        texts = path.read_text("utf-8").split("\n")
+        texts = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
     lines = [_read_line(path, number, text, defaults) for number, text in enumerate(texts, 1) if text.strip()]
     if not lines:
         raise ConfigError(f"{path} has no prompts", HINT)
     return lines
 
 
-def _read_line(path: Path, number: int, text: str, defaults: dict[str, Any]) -> Line:
+def _read_line(path: Path, number: int, text: bytes, defaults: dict[str, Any]) -> Line:
     try:
         content = _decode(text)
         params = {name: value for name, value in defaults.items() if value is not None}
@@ -144,7 +143,7 @@ def _read_line(path: Path, number: int, text: str, defaults: dict[str, Any]) -> 
         raise ConfigError(f"{path}, line {number}: {error}", HINT) from None
 
 
-def _decode(text: str) -> dict[str, Any]:
+def _decode(text: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.ValidationError:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
-from tpserve.cli.common import print_json, print_table
+from tpserve.cli.common import check_model, print_json, print_table
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.settings import load_settings, unknown_variables
@@ -170,6 +170,7 @@ def launch(
 
     Flags win over TPSERVE_ variables, those over the file of --config, and that over the defaults.
     """
+    check_model(model)
     given = {name: value for name, value in locals().items() if name in ServeConfig.__struct_fields__}
     settings = load_settings(given, option or [], config, os.environ)
     for warning in unknown_variables(os.environ):

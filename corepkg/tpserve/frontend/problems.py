@@ -15,6 +15,9 @@ from tpserve.frontend.exchange import GivenUp, QueueFull, Unavailable
 
 __all__ = ["describe", "problem", "set_up_problems"]
 
+LONGEST = 1000
+"""Characters of a message."""
+
 RETRY_AFTER = "1"
 """Seconds after which a client may try again."""
 
@@ -59,7 +62,9 @@ def set_up_problems(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _response(error.status_code, RequestError(str(error.detail)), dict(error.headers or {}))
+        reason = str(error.__cause__ or "").partition(";")[0]  # why a body cannot be parsed
+        message = f"{error.detail}: {reason}" if reason else str(error.detail)
+        return _response(error.status_code, RequestError(message), dict(error.headers or {}))
 
     app.add_exception_handler(RequestError, ours)
     app.add_exception_handler(Unavailable, ours)
@@ -73,9 +78,14 @@ def _response(status: int, error: Exception, headers: dict[str, str] | None = No
 
 
 def _body(message: str, type: str, param: str | None, code: str | None) -> bytes:
-    text = message.encode(errors="replace").decode()
-    name = param.encode(errors="replace").decode() if param is not None else None
-    return msgspec.json.encode({"error": {"message": text, "type": type, "param": name, "code": code}})
+    name = None if param is None else _shown(param)
+    return msgspec.json.encode({"error": {"message": _shown(message), "type": type, "param": name, "code": code}})
+
+
+def _shown(text: str) -> str:
+    """A text that may quote what a client sent, of whatever length and characters."""
+    cut = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    return cut.encode(errors="replace").decode()
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:

@@ -151,7 +151,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _check_extra(self) -> Message:

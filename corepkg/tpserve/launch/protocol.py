@@ -9,6 +9,7 @@ import msgspec
 
 from tpserve.frontend.control import ControlEvent
 from tpserve.step import EngineLimits
+from tpserve.values import to_json
 
 __all__ = [
     "Alive",
@@ -111,7 +112,7 @@ _statuses = msgspec.json.Decoder(Status)
 
 def line(message: ChildSpec | ControlEvent | Status) -> bytes:
     """Write anything of this module as a line."""
-    return msgspec.json.encode(message) + b"\n"
+    return to_json(message) + b"\n"
 
 
 def decode_event(text: bytes) -> ControlEvent:

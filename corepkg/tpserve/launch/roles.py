@@ -136,8 +136,10 @@ def _run(line: Line, post: Post, composed: Rank) -> None:
     path = dump_path(post.layout.directory, post.index)
 
     def stop() -> None:
-        composed.scheduler.dump(path)
-        os._exit(128 + signal.SIGTERM)
+        try:
+            composed.scheduler.dump(path)
+        finally:
+            os._exit(128 + signal.SIGTERM)
 
     _on_sigterm(stop)
     line.report(Ready(composed.limits))

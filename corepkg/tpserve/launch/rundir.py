@@ -9,6 +9,7 @@ with the shared-memory segments whose names begin with ``tpserve-<name of the di
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -26,6 +27,9 @@ __all__ = ["RunDir", "making", "remove_segments", "run_base"]
 
 LONGEST_BASE = 60
 """A unix socket's path has at most 107 bytes; what a layout and a transport put behind the base takes the others."""
+
+MOST_FILES = 64
+"""More than a server makes; with two ranks it makes a dozen."""
 
 SHM = Path("/dev/shm")  # noqa: S108 (names in it are unpredictable and made exclusively)
 
@@ -52,6 +56,7 @@ class RunDir:
         path = base / secrets.token_hex(4)
         with making(path), _base_lock(base):
             _sweep(base)
+            _check_room(base)
             path.mkdir(mode=0o700)
             try:
                 return cls(path, _lock(path / "pid"))
@@ -107,6 +112,13 @@ def making(path: Path) -> Iterator[None]:
             f"the run directory {path} cannot be made: {error.strerror}",
             "Make room there, or point XDG_RUNTIME_DIR at another private directory.",
         ) from error
+
+
+def _check_room(base: Path) -> None:
+    """Raise the error of a file system that has no room for files, before processes find it out one by one."""
+    room = os.statvfs(base)
+    if room.f_files and room.f_favail < MOST_FILES:  # some file systems do not count them
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lock(path: Path) -> int:

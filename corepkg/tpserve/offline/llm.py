@@ -6,7 +6,7 @@ import itertools
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -122,7 +122,7 @@ class LLM:
         Prompts are checked at once and computed from the first ``next()`` on. Whatever has not finished when the
         iterator is closed is aborted; until then there can be no other call.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str) or not isinstance(prompts, Sized):
             raise TypeError("prompts must be a list; put a single prompt into one")
         shared = SamplingParams() if params is None else params
         each = [shared] * len(prompts) if isinstance(shared, SamplingParams) else list(shared)

@@ -7,6 +7,7 @@ that the two lists can be laid side by side afterwards.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from tpserve.errors import Divergence, RankError
 from tpserve.messages import FinishReason
 
 __all__ = ["DecisionLog", "Difference", "RoundDecisions", "dump_path", "first_decision", "first_difference", "report"]
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 64
 LINK = struct.Struct("<qq")
@@ -141,6 +144,8 @@ class DecisionLog:
     def dump(self, path: Path, begun: Mapping[int, RoundDecisions] = {}) -> None:
         """Write the kept rounds as JSON, for :func:`first_difference`; all at once, from any thread.
 
+        If they cannot be written, the log says so: whoever dumps has something worse to tell, or to end.
+
         Args:
             path: the file.
             begun: what is decided of rounds that are not finished, by number.
@@ -151,8 +156,11 @@ class DecisionLog:
         ]
         rounds += [LoggedRound(number, None, decisions) for number, decisions in begun.items() if number > self._round]
         unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(msgspec.json.encode(Dump(self.rank, rounds)))
-        unfinished.rename(path)
+        try:
+            unfinished.write_bytes(msgspec.json.encode(Dump(self.rank, rounds)))
+            unfinished.rename(path)
+        except OSError as error:
+            logger.warning("the last decisions cannot be written: %s", error)
 
     def _keep(self, round: int, digest: int, encoded: bytes) -> None:
         if len(self._kept) == WINDOW:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tpserve.errors import ModelError
+from tpserve.values import is_text
 
 __all__ = ["build_once", "cache_folder", "content_hash", "is_built"]
 
@@ -24,8 +25,17 @@ def cache_folder() -> Path:
     It may not exist.
 
     Raises:
-        ModelError: there is no home to put it in.
+        ModelError: there is no home to put it in, or its name is no text, as libraries that make files in it need it.
     """
+    folder = _find_folder()
+    if not is_text(str(folder)):
+        raise ModelError(
+            f"the cache's name {str(folder)!r} is not text in UTF-8", "Set TPSERVE_CACHE to another folder"
+        )
+    return folder
+
+
+def _find_folder() -> Path:
     chosen = os.environ.get("TPSERVE_CACHE", "")
     shared = os.environ.get("XDG_CACHE_HOME", "")
     try:

@@ -12,11 +12,12 @@ import errno
 import os
 import sys
 import threading
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tpserve.errors import UserError
+from tpserve.errors import ModelError, UserError
 from tpserve.models.config import DType, ModelConfig
 from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
@@ -43,8 +44,9 @@ def main() -> None:
         )
     except UserError as error:
         _refuse(str(error))
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        # Libraries that write have errors of their own for it.
+        if not any(os.strerror(number) in str(error) for number in FULL):
             raise
         _refuse(f"no room in the cache {arguments.folder.parent}; TPSERVE_CACHE says where it is")
 
@@ -89,8 +91,9 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     import transformers
 
     # transformers asks for the same again and again, the whole file parsed among it: three times as much work as once.
-    for slow in ("GGUFReader", "get_tensor_name_map"):
-        setattr(gguf, slow, cache(getattr(gguf, slow)))
+    reader = partial(_parse, gguf.GGUFReader)
+    for name, slow in (("GGUFReader", reader), ("get_tensor_name_map", gguf.get_tensor_name_map)):
+        setattr(gguf, name, cache(slow))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
     _say(f"storing the weights as {dtype}; for a small model that takes half a minute")
@@ -104,6 +107,13 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     ModelConfig.from_folder(folder)
+
+
+def _parse(reader: Callable[[Any], Any], source: Any) -> Any:
+    try:
+        return reader(source)
+    except (ValueError, IndexError) as error:
+        raise ModelError(f"the file is damaged or incomplete: {error}") from error
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ def test_addresses_are_read() -> None:
     assert read_origin("http://127.0.0.1:8000/v1/") == Origin("127.0.0.1", 8000, False, "127.0.0.1:8000", "")
     assert read_origin("http://[::1]:80") == Origin("::1", 80, False, "[::1]:80", "")
     assert read_origin("https://host/base/v1") == Origin("host", 443, True, "host", "/base")
-    for url in ("nonsense", "ftp://host", "http://a:b", "http://"):
-        with pytest.raises(LaunchError, match="is no address of a server"):
-            read_origin(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("nonsense", "ftp://host", "http://a:b", "http://", "http://[::1", "http://127.0.0.1:99999"),
+        *("http://a b", "http://x\n", "http://a..com", "http://\udcff", "http://127.0.0.1/a\x7f"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(LaunchError, match="is no address of a server"):
+        read_origin(url)

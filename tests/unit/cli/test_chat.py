@@ -76,8 +76,9 @@ def test_settings_reach_the_server(client: httpx.Client, server: FakeServer) -> 
 
 def test_what_is_refused_is_forgotten(client: httpx.Client) -> None:
     conversation = Conversation(client, "", {})
-    with pytest.raises(ServerError, match="the context holds 400"):
+    with pytest.raises(ServerError, match="the context holds 400") as error:
         said(conversation, "x" * 500)
+    assert error.value.exit_code == 2
     assert said(conversation, "b") == "[user|b]|[assistant|"
 
 
@@ -124,9 +125,10 @@ def test_lines_of_a_pipe_are_prompts(server: FakeServer) -> None:
     assert found.stdout == "[system|S]|[user|a]|[assistant|\n[system|S]|[user|b]|[assistant|\n"
 
 
-def test_a_script_hears_of_an_error_by_the_exit_code(server: FakeServer) -> None:
-    found = run("a\nb\n", "--url", server.url, "--max-tokens", "400")
-    assert (found.returncode, found.stdout) == (1, "")
+@pytest.mark.parametrize("flags", [("--max-tokens", "400"), ("--temperature", "9")])
+def test_a_script_hears_of_a_refusal_by_the_exit_code(server: FakeServer, flags: tuple[str, str]) -> None:
+    found = run("a\nb\n", "--url", server.url, *flags)
+    assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
 
@@ -135,7 +137,11 @@ def test_a_script_hears_of_an_error_by_the_exit_code(server: FakeServer) -> None
     ("url", "words"),
     [
         ("http://127.0.0.1:9", "no server answers at http://127.0.0.1:9"),
-        ("nonsense", "nonsense is no address of a server"),
+        ("http://a b", "'http://a b' is no address of a server"),
+        *[
+            (url, f"{url} is no address of a server")
+            for url in ("nonsense", "http://", "http://[::1", "http://a..com", "http://127.0.0.1:99999")
+        ],
     ],
 )
 def test_without_a_server_there_is_one_clear_line_and_a_hint(url: str, words: str) -> None:

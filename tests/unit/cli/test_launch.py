@@ -106,6 +106,13 @@ def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags:
     assert len(done.stderr.splitlines()) <= 2
 
 
+@pytest.mark.parametrize("command", [["launch", "", "--dry-run"], ["generate", "-", ""]])
+def test_a_model_without_a_name_is_refused(run_cli: Any, command: list[str]) -> None:
+    done = run_cli(*command)
+    assert done.returncode == 2
+    assert done.stderr == "error: the model's name is empty\nhint: Leave it out for the embedded model\n"
+
+
 def test_a_busy_port_is_noticed_before_anything_is_loaded(run_cli: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

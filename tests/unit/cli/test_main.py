@@ -181,6 +181,20 @@ def test_env_describes_machine_versions_and_plugins(run_cli: Any, monkeypatch: p
     assert "TPSERVE_PRT" in run_cli("env").stdout
 
 
+def test_what_is_no_text_is_escaped(run_cli: Any, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "TPSERVE_\udcff", "1")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    files = {"odd/__init__.py": "TPSERVE_API = 1\nraise RuntimeError('no \\udcff')\n"}
+    site.add("odd", {"policy.odd": "odd"}, files)
+    report = json.loads(run_cli("env", "--json").stdout)
+
+    assert report["environment"][r"TPSERVE_\udcff"] == "1"
+    assert r"odd: RuntimeError: no \udcff" in [row["reason"] for row in report["plugins"]]
+    shown = run_cli("env").stdout
+    assert r"TPSERVE_\udcff  1" in shown
+    assert r"odd: RuntimeError: no \udcff" in shown
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [

@@ -272,9 +272,9 @@ def test_a_wrong_chat_is_a_400_that_names_the_field(client: httpx.Client, fields
         (b"[]", "JSON object"),
         (b"null", "JSON object"),
         (b'"text"', "JSON object"),
-        (b"\xff\xfe", "body"),
-        (b"[" * 100_000, "body"),
-        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "body"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "parsing the body: "),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
         (b'{"prompt": "x", "temperature": NaN}', "finite"),
         (b'{"prompt": "x", "top_p": Infinity}', "top_p"),
     ],
@@ -283,6 +283,14 @@ def test_a_body_that_is_no_request_is_a_400(client: httpx.Client, content: bytes
     response = client.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x", "model": "m" * 100_000}, {"prompt": "x", "f" * 100_000: 1}])
+def test_what_an_error_quotes_is_cut(client: httpx.Client, body: dict[str, Any]) -> None:
+    error = client.post("/v1/completions", json=body).json()["error"]
+    assert error["code"] in ("model_not_found", "unknown_field")
+    assert len(error["message"]) < 1100
+    assert len(error["param"]) < 1100
 
 
 def test_json_must_say_that_it_is_json(client: httpx.Client) -> None:

@@ -200,6 +200,7 @@ def test_a_message_keeps_what_templates_may_read() -> None:
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "user", "content": ["x"]},
+        {"role": "user", "content": []},
         {"role": "user", "content": "x", "name": "\ud800"},
         {"role": "user", "content": "x", "\ud800": 1},
         {"role": "user", "content": "x", "n": 1 << 64},

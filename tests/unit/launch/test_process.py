@@ -50,6 +50,9 @@ def inherit(line, payload):
 def fail_long(line, payload):
     raise ValueError("x" * 300_000)
 
+def fail_oddly(line, payload):
+    raise ValueError("no \\udcff")
+
 def fail_consequence(line, payload):
     try:
         raise DeadlineExceeded("nobody came")
@@ -153,6 +156,13 @@ def test_a_traceback_of_any_length_arrives_whole(watch: Watch, make: Any) -> Non
     assert failed.error == "ValueError: " + "x" * 300_000
     assert failed.traceback.startswith("Traceback")
     assert (child.failure, child.exit_code) == (failed, 1)
+
+
+def test_an_error_that_is_no_text_arrives_escaped(watch: Watch, make: Any) -> None:
+    watch.start(make("fail_oddly"))
+    (failed,) = statuses(watch)
+    assert isinstance(failed, Failed)
+    assert failed.error == r"ValueError: no \udcff"
 
 
 def test_failures_say_whose_they_are(watch: Watch, make: Any) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,9 +132,11 @@ def test_addresses_are_distinct_and_short_enough_for_a_unix_socket() -> None:
     assert max(map(len, addresses)) - len("ipc://") + len(".999") <= 107
 
 
-@pytest.mark.parametrize("refuses", ["mkdir", "write"])
+@pytest.mark.parametrize("refuses", ["mkdir", "write", "statvfs"])
 def test_a_file_system_without_room_is_one_error(refuses: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        if refuses == "statvfs":
+            return SimpleNamespace(f_files=100, f_favail=12)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path if refuses == "mkdir" else os, refuses, refuse)

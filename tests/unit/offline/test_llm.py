@@ -121,8 +121,9 @@ def test_prompts_and_params_must_match(make_llm):
     llm, _ = make_llm()
     with pytest.raises(RequestError, match="2 prompts and 1 params"):
         llm.generate([[5], [6]], [GREEDY])
-    with pytest.raises(TypeError, match="must be a list"):
-        llm.generate("text")
+    for prompts in ("text", None):
+        with pytest.raises(TypeError, match="must be a list"):
+            llm.generate(prompts)
 
 
 def test_completions_can_be_had_as_they_finish_and_the_rest_is_aborted(make_llm):

@@ -138,6 +138,14 @@ def test_a_dump_keeps_the_last_64_rounds(tmp_path):
     assert [entry["round"] for entry in dumped["rounds"]] == list(range(36, 100))
 
 
+def test_a_dump_that_cannot_be_written_is_one_warning(tmp_path, caplog):
+    log_of(ROUND).dump(tmp_path / "nowhere" / "a")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.exc_info is None
+    assert "No such file or directory" in record.message
+
+
 def test_a_report_compares_all_ranks_with_the_leader(tmp_path):
     assert report(tmp_path) == []
     for rank, decisions in enumerate([ROUND, ROUND, changed("tokens")]):

@@ -38,6 +38,12 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str],
     assert cache_folder() == Path(expected)
 
 
+def test_a_name_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSERVE_CACHE", "/a/\udcff")
+    with pytest.raises(ModelError, match=r"the cache's name '/a/\\udcff' is not text in UTF-8"):
+        cache_folder()
+
+
 def test_a_hash_is_that_of_the_content(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"one")

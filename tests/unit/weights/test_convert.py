@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tpserve.models.config import ModelConfig
@@ -165,11 +166,28 @@ def test_what_is_not_gguf_is_one_line(tmp_path: Path) -> None:
     assert len(errors.splitlines()) == 1
 
 
+def test_a_file_that_ends_too_soon_is_one_line(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source = make_gguf(original, "F32")
+    os.truncate(source, source.stat().st_size // 2)
+    with converter(source, tmp_path / "made") as child:
+        _, errors = child.communicate(timeout=240)
+    assert child.returncode == 2, errors
+    assert errors.startswith("error: the file is damaged or incomplete: ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
 def test_a_cache_without_room_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise error
 
     monkeypatch.setattr(convert, "read_header", lambda source: None)
     monkeypatch.setattr(convert, "build_once", refuse)
