@@ -66,7 +66,7 @@ class SyncContext(msgspec.Struct, frozen=True):
 
 
 class Sync(ABC):
-    """One rank's end of the count synchronisation. After an error it can only be closed.
+    """One rank's end of the count synchronisation. After an error, of :meth:`connect` too, it can only be closed.
 
     Args:
         options: an instance of the spec's ``options`` struct.
@@ -79,7 +79,7 @@ class Sync(ABC):
 
     @abstractmethod
     def connect(self, deadline: float) -> None:
-        """Wait until all ranks have joined.
+        """Wait until all ranks have joined. It is called once, before anything else.
 
         Raises:
             DeadlineExceeded: not all came.

@@ -6,11 +6,13 @@ frames from many senders to one receiver (tokenizers to the leader, the leader t
 **The guarantee**, for both: what a send accepted arrives at every receiver once, whole and in order, or
 both sides get a :class:`~tpserve.api.errors.TransportError`; nothing is ever dropped in silence. A link is
 ready before its first send: :meth:`FanoutSender.connect` returns only when every follower will receive what
-is sent next. Memory is bounded: a sender that runs ahead of its receiver blocks, until its deadline. A peer that
-dies is noticed within 5 seconds by a call that waits for it, and by the next send. Waiting costs no CPU time.
+is sent next. Memory is bounded, in bytes: a sender that runs ahead of its receiver blocks, until its deadline. A peer
+that dies is noticed within 5 seconds by a call that waits, for it or for others of the link, and by the next send.
+Waiting costs no CPU time.
 
 Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
-to take it, for a bounded time. After PeerLost or FrameError an end can only be closed.
+to take it, for a bounded time. ``connect`` is called once, before anything else. After PeerLost or FrameError, and
+after any error of ``connect``, an end can only be closed.
 
 A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A call ends soon after its
 deadline, within 2 seconds. A *frame* is ``bytes`` of any length, zero included; transports never look inside.

@@ -27,6 +27,7 @@ from tpserve.testing.lab import (
 from tpserve.testing.links import (
     ALL_SCHEMES,
     CHUNK,
+    EDGES,
     LARGE,
     MANY,
     MEGABYTE,
@@ -40,6 +41,7 @@ from tpserve.testing.links import (
     fan_out,
     overrun,
     overrun_empty,
+    overrun_large,
     read_on,
     see_nothing_kept,
     send_until_error,
@@ -58,24 +60,29 @@ class FanoutContract(LinkContract):
     @ALL_SCHEMES
     @pytest.mark.parametrize("followers", [1, 2, 4])
     def test_followers_see_the_same_sequence_however_it_is_cut(self, lab: Lab, followers: int, fanout: None) -> None:
-        """Frames of all sizes, sent in batches of any length and taken in others."""
+        """Frames of all sizes, sent in batches of any length, one by one and all at once, and taken in others."""
         draw = random.Random(followers)
         sizes = [0, 1, 7, 300, 70_000, 3 * MEGABYTE, *draw.choices([0, 5, 300, 5_000, 300_000], k=60)]
-        frames = [draw.randbytes(size) for size in sizes]
+        mixed, edges = [draw.randbytes(size) for size in sizes], [draw.randbytes(size) for size in EDGES]
+        batches = [*cut(mixed, draw), *([frame] for frame in edges), edges]
+        frames = [frame for batch in batches for frame in batch]
         leader, *ends = fan_out(lab, followers)
         reading = [Task(take_in_cuts, end, len(frames), random.Random(seed)) for seed, end in enumerate(ends)]
-        for batch in cut(frames, draw):
+        for batch in batches:
             leader.send_many(batch, soon())
         for task in reading:
             assert difference(task.result(), frames) is None
 
     def test_many_small_frames_arrive_once_and_in_order(self, lab: Lab, fanout: None) -> None:
-        """Enough of them that one lost in a thousand is noticed."""
+        """Enough of them that one lost in a thousand is noticed; in many calls and then in one, at either end."""
         leader, *ends = fan_out(lab, 2)
-        numbers = list(range(MANY))
-        reading = [Task(take_numbered, partial(end.recv_many, CHUNK), MANY) for end in ends]
-        for batch in cut(numbers, random.Random(MANY)):
-            leader.send_many([numbered(number, 64) for number in batch], soon())
+        frames = [numbered(number, 64) for number in range(2 * MANY)]
+        reading = [
+            Task(take_numbered, partial(end.recv_many, count), len(frames))
+            for end, count in zip(ends, (CHUNK, MANY), strict=True)
+        ]
+        for batch in [*cut(frames[:MANY], random.Random(MANY)), frames[MANY:]]:
+            leader.send_many(batch, soon())
         for task in reading:
             task.result()
 
@@ -174,6 +181,13 @@ class FanoutContract(LinkContract):
             end.close()
         assert isinstance(reading.result(), PeerLost)
 
+    def test_a_sender_of_large_frames_waits_too(self, lab: Lab, fanout: None) -> None:
+        """The bound of its lead is in bytes, and not in frames."""
+        leader, follower = fan_out(lab, 1)
+        overrun_large(lambda frame, deadline: leader.send_many([frame], deadline))
+        for end in (follower, leader):
+            end.close()
+
     def test_a_sender_goes_on_as_soon_as_it_is_read(self, lab: Lab, fanout: None) -> None:
         """It rests until the slower of two followers has made room, and loses nothing; nobody keeps what was read."""
         leader, slow, fast = fan_out(lab, 2)
@@ -265,6 +279,35 @@ class FanoutContract(LinkContract):
         time.sleep(0.2)
         child.send(signal.SIGKILL)
         await_loss(sending)
+
+    @pytest.mark.parametrize("victim", [0, 1])
+    def test_a_killed_follower_is_an_error_though_another_stands_still(
+        self, lab: Lab, processes: None, fanout: None, victim: int
+    ) -> None:
+        """While the leader waits for that one to make room, long before its deadline."""
+        address = lab.address()
+        child = lab.child("follow", address=address, follower=victim, followers=2)
+        leader = lab.transport().fanout_sender(address, 2)
+        slow = lab.transport().fanout_receiver(address, 1 - victim, 2)
+        joining = Task(slow.connect, soon())
+        leader.connect(soon())
+        joining.result()
+        child.ready()
+        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
+        stream.stand_still()
+        child.send(signal.SIGKILL)
+        await_loss(stream.sending)
+
+    @pytest.mark.parametrize("leaving", [0, 1])
+    def test_a_follower_that_closes_is_an_error_though_another_stands_still(
+        self, lab: Lab, fanout: None, leaving: int
+    ) -> None:
+        """While the leader waits for that one to make room."""
+        leader, *ends = fan_out(lab, 2)
+        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
+        stream.stand_still()
+        ends[leaving].close()
+        await_loss(stream.sending)
 
     def test_a_killed_follower_is_an_error_at_the_next_send(self, lab: Lab, processes: None, fanout: None) -> None:
         """Though the leader had nothing to send when it was killed."""

@@ -26,6 +26,7 @@ from tpserve.testing.processes import Child, number_of, numbered
 __all__ = [
     "ALL_SCHEMES",
     "CHUNK",
+    "EDGES",
     "LARGE",
     "MANY",
     "MEGABYTE",
@@ -38,9 +39,10 @@ __all__ = [
     "ends_of",
     "fan_out",
     "overrun",
+    "overrun_empty",
+    "overrun_large",
     "pipe",
     "read_on",
-    "overrun_empty",
     "see_nothing_kept",
     "send_until_error",
     "take_in_cuts",
@@ -55,6 +57,9 @@ MANY, CHUNK = 5000, 50
 MEGABYTE = 1 << 20
 LARGE = (5, 9, 17, 33, 64, 64)
 """Megabytes of large frames."""
+
+EDGES = tuple(size for bits in range(3, 21) for size in (2**bits - 1, 2**bits, 2**bits + 1))
+"""Bytes of frames that just fit, or just do not, where something holds a power of two."""
 
 UNBOUNDED = 1 << 30
 """A sender that gets so far ahead of a reader that does not read has no bound."""
@@ -217,6 +222,7 @@ class Stream:
 
     Attributes:
         sent: how many are accepted so far.
+        sending: the thread.
     """
 
     def __init__(self, send: Callable[[int], object], most: int, batch: int = 1) -> None:
@@ -225,7 +231,7 @@ class Stream:
         self._most = most
         self._batch = batch
         self._last: float = math.inf
-        self._sending = Task(self._send_on)
+        self.sending = Task(self._send_on)
 
     def stand_still(self) -> int:
         """Wait until the sender waits for room; how many it has got ahead."""
@@ -241,7 +247,7 @@ class Stream:
     def finish(self, last: int) -> None:
         """Send so many in all, and wait for the end."""
         self._last = last
-        self._sending.result()
+        self.sending.result()
 
     def _send_on(self) -> None:
         while self.sent < self._last:
@@ -262,14 +268,25 @@ def see_nothing_kept(standing: int, passed: int) -> None:
 
 def overrun(send: Callable[[bytes, float], object]) -> int:
     """Send to nobody who reads until the deadline refuses a frame; how many were accepted."""
-    for number in range(UNBOUNDED // MEGABYTE):
+    return _overrun(send, MEGABYTE, lambda number: numbered(number, MEGABYTE))
+
+
+def overrun_large(send: Callable[[bytes, float], object]) -> None:
+    """The same with frames of 64 MB: who counts frames and not bytes accepts as many as of others."""
+    frame = numbered(0, max(LARGE) * MEGABYTE)
+    _overrun(send, len(frame), lambda _number: frame)
+
+
+def _overrun(send: Callable[[bytes, float], object], size: int, make: Callable[[int], bytes]) -> int:
+    for number in range(UNBOUNDED // size):
+        frame = make(number)
         deadline = time.monotonic() + 0.5
         try:
-            send(numbered(number, MEGABYTE), deadline)
+            send(frame, deadline)
         except DeadlineExceeded:
             see_soon_after(deadline)
             return number
-    pytest.fail(f"a sender got {UNBOUNDED} bytes ahead")
+    pytest.fail(f"a sender got {UNBOUNDED} bytes ahead, in frames of {size}")
 
 
 def burst_at_a_standstill(send: Callable[[Sequence[bytes], float], object], child: Child) -> int:

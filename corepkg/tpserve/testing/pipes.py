@@ -28,6 +28,7 @@ from tpserve.testing.lab import (
 from tpserve.testing.links import (
     ALL_SCHEMES,
     CHUNK,
+    EDGES,
     LARGE,
     MANY,
     MEGABYTE,
@@ -35,6 +36,7 @@ from tpserve.testing.links import (
     burst_at_a_standstill,
     difference,
     overrun,
+    overrun_large,
     pipe,
     see_nothing_kept,
     send_until_error,
@@ -54,7 +56,7 @@ class PipeContract(LinkContract):
         """Three senders at once, frames of all sizes, none lost."""
         receiver, *senders = pipe(lab, 3)
         draw = random.Random(3)
-        sizes = [8, 9, 300, 70_000, 3 * MEGABYTE, *draw.choices([8, 300, 5_000, 300_000], k=60)]
+        sizes = [300, 70_000, 3 * MEGABYTE, *draw.choices([8, 300, 5_000, 300_000], k=60), *EDGES[1:]]
 
         def send(name: int, end: PipeSender) -> None:
             for number, size in enumerate(sizes):
@@ -156,6 +158,11 @@ class PipeContract(LinkContract):
         sent = burst_at_a_standstill(lambda frames, deadline: [sender.send(each, deadline) for each in frames], child)
         sender.send(b"", soon())
         assert child.report() == {"received": sent, "in_order": True}
+
+    def test_a_pipe_sender_of_large_frames_waits_too(self, lab: Lab, pipes: None) -> None:
+        """The bound of its lead is in bytes, and not in frames."""
+        _receiver, sender = pipe(lab, 1)
+        overrun_large(sender.send)
 
     def test_a_pipe_sender_of_empty_frames_waits_too(self, lab: Lab, pipes: None) -> None:
         """They take memory: where there is no room for others there soon is none for them."""

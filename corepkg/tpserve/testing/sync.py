@@ -42,7 +42,7 @@ from tpserve.testing.lab import (
     send_to_the_dead,
     soon,
 )
-from tpserve.testing.links import MEGABYTE, Stream
+from tpserve.testing.links import MANY, MEGABYTE, Stream
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds, drain
 from tpserve.testing.sync_group import (
     Group,
@@ -60,6 +60,8 @@ UNHEARD = 1 << 16
 """A leader that announces so many rounds to a follower that does not listen has no bound."""
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+ONES = tuple((1 << bits) - 1 for bits in range(63))
+"""A number that loses a bit on its way is one of these."""
 
 
 class LittleRoom(GlooOptions, frozen=True, kw_only=True):
@@ -103,12 +105,17 @@ class SyncContract(SyncDoorContract):
 
     @pytest.mark.parametrize("size", [2, 3, 5])
     def test_every_follower_hears_every_announcement_in_order(self, group: Group, size: int) -> None:
-        """Rounds and heartbeats, with any 64-bit numbers, more than a ring of two thousand holds, and none twice."""
-        count = 2600 if size == 2 else 200
+        """Rounds and heartbeats, with numbers of any length, more than a ring of two thousand holds, and none twice."""
+        count = 2600 if size == 2 else 1200
         said = [
             *(Announcement(number, 3 * number, number % 4, number - 1, number * 7919) for number in range(count)),
-            Announcement(count - 1, 3 * count, HEARTBEAT, HIGHEST, LOWEST),
-            Announcement(count, HIGHEST, 0, -1, HIGHEST),
+            *(
+                Announcement(count + ones, ones, frames, ones, digest)
+                for ones in ONES
+                for frames, digest in [(ones, ~ones), (HEARTBEAT, ones)]
+            ),
+            Announcement(HIGHEST, HIGHEST, HIGHEST, HIGHEST, LOWEST),
+            Announcement(HIGHEST, HIGHEST, HEARTBEAT, -1, HIGHEST),
         ]
         leader, *followers = group.connected(size)
         hearing = [Task(lambda end=end: [end.receive(soon()) for _ in said]) for end in followers]
@@ -127,6 +134,7 @@ class SyncContract(SyncDoorContract):
             [],
             [b""],
             [bytes([size % 256]) * size for size in range(400)],
+            [number.to_bytes(8, "little") for number in range(MANY)],
             [],
             [b"l" * MEGABYTE] * 5,
         ]

@@ -81,6 +81,7 @@ class _Queue:
         is_known: the leader has heard of its follower.
         reader_left: the reading end was closed.
         writer_left: the leader's end was closed; the writers of a pipe come and go without that.
+        siblings: the queues of the same leader, this one among them.
     """
 
     def __init__(self, name: str) -> None:
@@ -90,6 +91,7 @@ class _Queue:
         self.is_known = False
         self.reader_left = False
         self.writer_left = False
+        self.siblings = [self]
         self._changed = Condition()
         self._frames: deque[bytes] = deque()
         self._bytes = 0
@@ -99,7 +101,7 @@ class _Queue:
         """Whether an end has gone: new ends of this name do not belong to it."""
         return self.reader_left or self.writer_left
 
-    def change(self, **flags: bool) -> None:
+    def change(self, **flags: bool | list[_Queue]) -> None:
         """Set attributes and wake whoever waits."""
         with self._changed:
             for name, value in flags.items():
@@ -130,13 +132,13 @@ class _Queue:
         cost = len(frame) + OVERHEAD
         with self._changed:
             self._wait(
-                lambda: self.reader_left or not self._frames or self._bytes + cost <= SIZE,
+                lambda: self._lost() or not self._frames or self._bytes + cost <= SIZE,
                 f"the reader of {self.name} does not read",
                 deadline,
                 is_closed,
             )
-            if self.reader_left:
-                raise PeerLost(f"the reader of {self.name} has gone")
+            if lost := self._lost():
+                raise PeerLost(f"the reader of {lost.name} has gone")
             self._frames.append(frame)
             self._bytes += cost
             self._changed.notify_all()
@@ -183,6 +185,10 @@ class _Queue:
         if not ready():
             raise DeadlineExceeded(late)
 
+    def _lost(self) -> _Queue | None:
+        """The queue whose reader has gone, so that its siblings' readers will not get what it does not."""
+        return next((queue for queue in self.siblings if queue.reader_left), None)
+
     def _pop(self) -> bytes:
         frame = self._frames.popleft()
         self._bytes -= len(frame) + OVERHEAD
@@ -200,7 +206,7 @@ class _FanoutSender(FanoutSender):
             if queue.has_leader:
                 raise TransportError(f"{queue.name} has a leader already")
         for queue in queues:
-            queue.change(has_leader=True)
+            queue.change(has_leader=True, siblings=queues)
         self._queues = queues
         self._closed = False
 
@@ -247,6 +253,8 @@ class _FanoutReceiver(FanoutReceiver):
         self._closed = True
         # One that was refused leaves the link to whom it belongs to, and still wakes a call of its own.
         self._queue.change(reader_left=self._is_reader or self._queue.reader_left)
+        for queue in self._queue.siblings:  # the leader may wait for room in another
+            queue.change()
 
     def _is_closed(self) -> bool:
         return self._closed

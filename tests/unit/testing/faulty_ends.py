@@ -35,6 +35,10 @@ def turned(frame):
     return frame[half:] + frame[:half] if half > 2 << 20 else frame
 
 
+def frayed(frame):
+    return frame[:-1] + bytes([frame[-1] ^ 1]) if len(frame) in (65535, 65536, 65537, 131072) else frame
+
+
 class Sender(FanoutSender):
     """Passes everything on."""
 
@@ -61,6 +65,44 @@ class LosingSender(Sender):
     def send_one(self, frame, deadline):
         if self.sent % 20 != 19:
             super().send_one(frame, deadline)
+
+
+class MiscountingSender(Sender):
+    """Loses the last of more than 2,000 frames of one call."""
+
+    def send_many(self, frames, deadline):
+        super().send_many(frames[:-1] if len(frames) > 2000 else frames, deadline)
+
+
+class MiscountingReceiver(FanoutReceiver):
+    """Takes no more than 2,000 frames at once, and forgets the one after them."""
+
+    def __init__(self, receiver: FanoutReceiver) -> None:
+        self.receiver = receiver
+
+    def connect(self, deadline: float) -> None:
+        self.receiver.connect(deadline)
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        frames = self.receiver.recv_many(count, deadline)
+        return frames[:2000] + frames[2001:]
+
+    def close(self) -> None:
+        self.receiver.close()
+
+
+class FrayingSender(Sender):
+    """Damages frames that just fill a buffer, or just do not."""
+
+    def send_many(self, frames, deadline):
+        super().send_many([frayed(frame) for frame in frames], deadline)
+
+
+class FrayingTogetherSender(Sender):
+    """The same, where there is more than one frame."""
+
+    def send_many(self, frames, deadline):
+        super().send_many([frayed(frame) for frame in frames] if len(frames) > 1 else frames, deadline)
 
 
 class SeldomLosingSender(Sender):
@@ -269,6 +311,11 @@ class SeldomLosingPipeSender(CarelessSender):
         self.sent += 1
         if self.sent % 1000:
             self.sender.send(frame, deadline)
+
+
+class FrayingPipeSender(CarelessSender):
+    def send(self, frame, deadline):
+        self.sender.send(frayed(frame), deadline)
 
 
 class TurningPipeSender(CarelessSender):

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from tpserve.api import Announcement, NoOptions, PeerLost, SyncSpec
 from tpserve.sync.gloo import GlooSync
@@ -16,6 +17,7 @@ from tpserve.sync.shm import ShmSync
 from tpserve.testing.sync import SyncContract
 
 FIVE = struct.Struct("<5q")
+HIGHEST = (1 << 63) - 1
 
 
 class Sound(ShmSync):
@@ -40,8 +42,71 @@ class Babbling(ShmSync):
     """Repeats the last one, which nobody compares with a next one."""
 
     def announce(self, announcement, deadline):
-        for _ in range(2 if announcement.round == 2600 else 1):
+        for _ in range(2 if announcement.digest == HIGHEST else 1):
             super().announce(announcement, deadline)
+
+
+class RepeatingToMany(ShmSync):
+    """Where there are more than two ranks."""
+
+    said = 0
+
+    def announce(self, announcement, deadline):
+        self.said += 1
+        for _ in range(2 if self.said % 1000 == 0 and self.context.size > 2 else 1):
+            super().announce(announcement, deadline)
+
+
+class ShortRound(ShmSync):
+    """Its rounds have 16 bits."""
+
+    def announce(self, announcement, deadline):
+        super().announce(replace(announcement, round=announcement.round & 0xFFFF), deadline)
+
+
+class ShortFirstFrame(ShmSync):
+    """Knows where a round begins in 40 bits."""
+
+    def announce(self, announcement, deadline):
+        super().announce(replace(announcement, first_frame=announcement.first_frame & 0xFF_FFFF_FFFF), deadline)
+
+
+class ShortCount(ShmSync):
+    """Counts frames in 15 bits."""
+
+    def announce(self, announcement, deadline):
+        count = announcement.count if announcement.is_heartbeat else announcement.count & 0x7FFF
+        super().announce(replace(announcement, count=count), deadline)
+
+
+class ShortDigestRound(ShmSync):
+    """Its digests are of rounds of 31 bits."""
+
+    def announce(self, announcement, deadline):
+        digest_round = announcement.digest_round if announcement.digest_round < 0 else announcement.digest_round % 2**31
+        super().announce(replace(announcement, digest_round=digest_round), deadline)
+
+
+class ShortDigest(ShmSync):
+    """Its digests have 53 bits, as integers do that are floats."""
+
+    def announce(self, announcement, deadline):
+        super().announce(replace(announcement, digest=int(float(announcement.digest)) % 2**63), deadline)
+
+
+class Silent(ShmSync):
+    """Loses signs of life."""
+
+    def announce(self, announcement, deadline):
+        if not announcement.is_heartbeat or announcement.digest < 0:
+            super().announce(announcement, deadline)
+
+
+class Stinting(ShmSync):
+    """Loses the last frame of a round of very many."""
+
+    def send_round(self, announcement, frames, deadline):
+        super().send_round(announcement, frames[:-1] if len(frames) > 2000 else frames, deadline)
 
 
 class Frameless(ShmSync):

@@ -46,6 +46,23 @@ class SeldomLosing(Sound):
     pipe_out = ends.SeldomLosingPipeSender
 
 
+class Miscounting(Sound):
+    fanout_out = ends.MiscountingSender
+
+
+class MiscountingToo(Sound):
+    fanout_in = ends.MiscountingReceiver
+
+
+class Fraying(Sound):
+    fanout_out = ends.FrayingSender
+    pipe_out = ends.FrayingPipeSender
+
+
+class FrayingTogether(Sound):
+    fanout_out = ends.FrayingTogetherSender
+
+
 class Doubling(Sound):
     fanout_out = ends.DoublingSender
 
@@ -125,6 +142,16 @@ class Lending(Sound):
 
 class Eager(Sound):
     fanout_in = ends.EagerReceiver
+
+
+class Narrow(Sound):
+    """While it waits for a follower it does not see that another leaves."""
+
+    def fanout_sender(self, address, followers):
+        end = super().fanout_sender(address, followers)
+        for queue in end.sender._queues:
+            queue.siblings = [queue]
+        return end
 
 
 class Usurping(Sound):

@@ -9,7 +9,7 @@ import pytest
 
 from tpserve.api import PeerLost, TransportCapabilities, TransportSpec
 from tpserve.api.addresses import ipc_path
-from tpserve.api.flow import Window
+from tpserve.api.flow import OVERHEAD, Window
 from tpserve.testing.transport import TransportContract
 from tpserve_transport_zmq.fanout import ZmqFanoutReceiver, ZmqFanoutSender
 from tpserve_transport_zmq.pipe import ZmqPipeSender
@@ -72,6 +72,19 @@ class FastWindow(Window):
         return has_room
 
 
+class FrameWindow(Window):
+    """Counts frames and not bytes, and allows 300."""
+
+    def __init__(self, size, receivers):
+        super().__init__(300 * OVERHEAD, receivers)
+
+    def has_room(self, frames):
+        return super().has_room([b""] * len(frames))
+
+    def add(self, frames):
+        return super().add([b""] * len(frames))
+
+
 class OneSidedWindow(Window):
     """Counts how far the first follower is behind."""
 
@@ -93,6 +106,27 @@ class RacingSender(Sender):
 
 class OneSidedSender(RacingSender):
     window = OneSidedWindow
+
+
+class FrameSender(RacingSender):
+    window = FrameWindow
+
+
+class FramePipeSender(PipeSender):
+    def connect(self, deadline):
+        self._window = FrameWindow(self._options.send_buffer, ["receiver"])
+        super().connect(deadline)
+
+
+class NarrowSender(Sender):
+    """While it waits for room it does not see who dies."""
+
+    told = 0
+
+    def _ask(self):
+        if self.told != self._window.mark():
+            self.told = self._window.mark()
+            super()._ask()
 
 
 class UncountingSender(Sender):
@@ -204,6 +238,15 @@ class Racing(Sound):
 
 class OneSided(Sound):
     fanout_out = OneSidedSender
+
+
+class FrameBound(Sound):
+    fanout_out = FrameSender
+    pipe_out = FramePipeSender
+
+
+class Narrow(Sound):
+    fanout_out = NarrowSender
 
 
 class Uncounting(Sound):

@@ -150,6 +150,8 @@ class RpcFanoutSender(FanoutSender):
             for follower, peer in self._peers.items():
                 with _answering(f"follower {follower} of {self._address} does not answer"):
                     peer.connection.root(deadline).welcome()
+            for peer in self._peers.values():
+                peer.connection.stream.look = self._see_all
             self._joined = True
             self._leave_door()
 
@@ -182,6 +184,7 @@ class RpcFanoutSender(FanoutSender):
         try:
             for connection in self._connections:
                 connection.stream.is_closing = False
+                connection.stream.look = lambda: None  # who is there gets what was sent
             with suppress(TransportError), _translated(self._address, self._check_open):
                 for peer in [] if self._torn else self._peers.values():
                     peer.settle(0, deadline, "what was sent was not taken")
@@ -210,6 +213,12 @@ class RpcFanoutSender(FanoutSender):
             late = f"follower {follower} of {self._address} is {self._options.calls} calls behind"
             peer.settle(self._options.calls - 1, deadline, late)
             peer.call(batch, deadline)
+
+    def _see_all(self) -> None:
+        """See that no follower has gone while another is waited for."""
+        for follower, peer in self._peers.items():
+            if peer.connection.stream.has_ended():
+                raise PeerLost(f"follower {follower} of {self._address} has gone")
 
     def _check_open(self) -> None:
         if self._closed:

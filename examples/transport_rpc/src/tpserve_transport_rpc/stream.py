@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from tpserve.api.doors import dial
 __all__ = ["SLICE", "Stream", "connected", "listening", "path_of"]
 
 SLICE = 0.2
-"""Seconds after which a wait looks whether its end was closed."""
+"""Seconds after which a wait looks whether its end was closed, or somebody else has gone."""
 
 
 class Stream(SocketStream):  # type: ignore[misc]
@@ -26,6 +28,7 @@ class Stream(SocketStream):  # type: ignore[misc]
     Attributes:
         deadline: until when writing may wait.
         is_closing: whether somebody wants to close it, and nobody should wait any more.
+        look: called after each slice of a wait; what it raises ends that.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -34,6 +37,7 @@ class Stream(SocketStream):  # type: ignore[misc]
         super().__init__(end)
         self.deadline = 0.0
         self.is_closing = False
+        self.look: Callable[[], None] = lambda: None
 
     def write(self, data: bytes) -> None:
         """Write all of it.
@@ -63,8 +67,15 @@ class Stream(SocketStream):  # type: ignore[misc]
         """
         if self.is_closing:
             raise Closed("the fan-out was closed")
+        self.look()
         if remaining <= 0:
             raise DeadlineExceeded(late)
+
+    def has_ended(self) -> bool:
+        """Whether the other side has gone, though what it sent may still be unread."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def interrupt(self) -> None:
         """Wake a thread that reads or writes; what was sent before still arrives."""
