@@ -41,8 +41,9 @@ class NngFanoutSender(FanoutSender):
         self._pairs: list[PairSocket] = []
         places = [_at(address, follower) for follower in range(followers)]
         try:
-            for place in places:
-                self._pairs.append(PairSocket(pynng.Pair0(), place, listen=True))
+            for follower, place in enumerate(places):
+                peer = f"follower {follower} of {address}"
+                self._pairs.append(PairSocket(pynng.Pair0(), place, peer, listen=True))
         except BaseException:
             self.close()
             raise
@@ -54,7 +55,7 @@ class NngFanoutSender(FanoutSender):
             if greeting != HELLO:
                 raise FrameError(f"expected a follower's greeting at {pair.address}, found {greeting[:32]!r}")
         for pair in self._pairs:
-            pair.send(READY, deadline)
+            self._send(pair, READY, deadline)
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
@@ -64,7 +65,7 @@ class NngFanoutSender(FanoutSender):
             messages = _messages(self._window.add(batch), batch)
             for pair in self._pairs:
                 for message in messages:
-                    pair.send(message, deadline)
+                    self._send(pair, message, deadline)
 
     def close(self) -> None:
         """Wait until what was sent has gone out, and close the sockets."""
@@ -72,6 +73,13 @@ class NngFanoutSender(FanoutSender):
         for pair in self._pairs:
             pair.flush(deadline)
             pair.close()
+
+    def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
+        """Send a message to one follower; while that does not read, see that all are still there."""
+        while not pair.try_send(message, deadline):
+            self._check_followers()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{pair.peer} does not read")
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         self._ask()
@@ -82,9 +90,7 @@ class NngFanoutSender(FanoutSender):
             if mark is not None:
                 self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"follower {follower} of {self._address} is {self._options.send_buffer} bytes behind"
-                )
+                raise DeadlineExceeded(f"{self._pairs[follower].peer} is {self._options.send_buffer} bytes behind")
             else:
                 self._ask()
 
@@ -94,6 +100,10 @@ class NngFanoutSender(FanoutSender):
         for pair in self._pairs:
             pair.try_send(message, 0)
 
+    def _check_followers(self) -> None:
+        for pair in self._pairs:
+            pair.check_peer()
+
 
 class NngFanoutReceiver(FanoutReceiver):
     """A follower's end."""
@@ -102,7 +112,7 @@ class NngFanoutReceiver(FanoutReceiver):
         self._frames: deque[bytes] = deque()
         self._header = b""
         place = _at(address, follower)
-        self._pair = PairSocket(pynng.Pair0(), place, listen=False)
+        self._pair = PairSocket(pynng.Pair0(), place, f"the leader at {place}", listen=False)
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
@@ -153,7 +163,7 @@ def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:
         if message is None and pair.lost:
             message = pair.receive(0)  # what came before the connection broke is still to be had
             if message is None:
-                raise PeerLost(f"the peer at {pair.address} has gone")
+                pair.check_peer()
         if message is None and time.monotonic() >= deadline:
             raise DeadlineExceeded(f"{late}, at {pair.address}")
         if message is not None and message != FILLER:

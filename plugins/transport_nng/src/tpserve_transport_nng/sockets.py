@@ -101,14 +101,16 @@ class PairSocket(Socket):
     Args:
         socket: a pynng.Pair0 or Pair1.
         address: where to listen or dial.
+        peer: what errors call the other end.
         listen: take the address; otherwise :meth:`dial` comes first.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(self, socket: Any, address: str, listen: bool) -> None:
+    def __init__(self, socket: Any, address: str, peer: str, listen: bool) -> None:
         super().__init__(socket, address)
+        self.peer = peer
         self._has_dialled = False
         self._was_taken = False
         self._came = Event()
@@ -153,6 +155,11 @@ class PairSocket(Socket):
         """Whether the peer was there and has gone; it does not come back."""
         return self._left.is_set() and not self._closed
 
+    def check_peer(self) -> None:
+        """Raise PeerLost if the peer was there and has gone."""
+        if self.lost:
+            raise PeerLost(f"{self.peer} has gone")
+
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""
         message = self.receive_message(deadline)
@@ -168,8 +175,7 @@ class PairSocket(Socket):
             PeerLost: the peer has gone.
             Closed: :meth:`close` was called.
         """
-        if self.lost:
-            raise PeerLost(f"the peer at {self.address} has gone")
+        self.check_peer()
 
         def send(wait: bool) -> bool:
             self._socket.send(data, wait)
@@ -187,7 +193,7 @@ class PairSocket(Socket):
         """
         while not self.try_send(data, deadline):
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"the peer at {self.address} does not read")
+                raise DeadlineExceeded(f"{self.peer} does not read")
 
     def flush(self, deadline: float) -> None:
         """Wait until all that was sent has left the sending queue, or the deadline has passed."""
