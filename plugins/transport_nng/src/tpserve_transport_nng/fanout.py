@@ -37,6 +37,7 @@ class NngFanoutSender(FanoutSender):
     def __init__(self, options: NngOptions, address: str, followers: int) -> None:
         self._options = options
         self._address = address
+        self._stray = ""
         self._window = Window(options.send_buffer, range(followers))
         self._pairs: list[PairSocket] = []
         places = [_at(address, follower) for follower in range(followers)]
@@ -50,10 +51,9 @@ class NngFanoutSender(FanoutSender):
 
     def connect(self, deadline: float) -> None:
         """Hear HELLO from each follower, then answer READY to all."""
-        for there, pair in enumerate(self._pairs):
-            greeting = _receive(pair, deadline, f"{there} of {len(self._pairs)} followers came")
-            if greeting != HELLO:
-                raise FrameError(f"expected a follower's greeting at {pair.address}, found {greeting[:32]!r}")
+        came = [self._hears(pair, deadline) for pair in self._pairs]
+        if not all(came):
+            raise DeadlineExceeded(f"{sum(came)} of {len(came)} followers came to {self._address}{self._stray}")
         for pair in self._pairs:
             self._send(pair, READY, deadline)
 
@@ -73,6 +73,20 @@ class NngFanoutSender(FanoutSender):
         for pair in self._pairs:
             pair.flush(deadline)
             pair.close()
+
+    def _hears(self, pair: PairSocket, deadline: float) -> bool:
+        """Whether a follower says HELLO by the deadline; who says something else, or leaves, is forgotten."""
+        while True:
+            message = pair.receive_message(deadline)
+            if message is None and time.monotonic() >= deadline:
+                return False
+            if message is not None and message.pipe is not None:  # who said it is still there
+                if message.bytes == HELLO:
+                    return True
+                self._stray = f", and somebody who said {message.bytes[:32]!r}"
+                pair.turn_away()
+            elif pair.lost:
+                pair.turn_away()
 
     def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
         """Send a message to one follower; while that does not read, see that all are still there."""

@@ -9,7 +9,8 @@ Each attempt of nng's to connect takes over a millisecond of CPU time. So who di
 listens, which takes a few microseconds, and lets nng connect when that is so.
 
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
-one end of a pair takes a single connection and turns away every other, its peer's second one included.
+one end of a pair takes a single connection and turns away every other; and who dialled then dials no more, for another
+leader may be there by now, whose pair would be taken by a follower of the one before.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -111,13 +112,13 @@ class PairSocket(Socket):
     def __init__(self, socket: Any, address: str, peer: str, listen: bool) -> None:
         super().__init__(socket, address)
         self.peer = peer
-        self._has_dialled = False
+        self._dialer: Any = None
         self._was_taken = False
         self._came = Event()
         self._left = Event()
         socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
-        socket.add_post_pipe_remove_cb(lambda _: self._left.set())
+        socket.add_post_pipe_remove_cb(lambda _: self._leave())
         socket.reconnect_time_min, socket.reconnect_time_max = RECONNECT, LONGEST_RECONNECT
         if listen:
             self._listen()
@@ -130,7 +131,7 @@ class PairSocket(Socket):
             TransportError: nobody can, as when the path is too long.
             Closed: :meth:`close` was called.
         """
-        if self._has_dialled:
+        if self._dialer is not None:
             return
         while not self._has_listener(deadline):
             if self._closed:
@@ -139,12 +140,13 @@ class PairSocket(Socket):
                 raise DeadlineExceeded(f"nobody came to {self.address}")
             time.sleep(ATTEMPTS)
         try:
-            self._socket.dial(self.address, block=False)
+            self._dialer = self._socket.dial(self.address, block=False)
         except pynng.Closed as error:
             raise Closed("the link was closed") from error
         except pynng.NNGException as error:
             raise TransportError(f"cannot dial {self.address}: {error}") from error
-        self._has_dialled = True
+        if self._left.is_set():
+            self._leave()
 
     def connected(self, deadline: float) -> bool:
         """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
@@ -159,6 +161,16 @@ class PairSocket(Socket):
         """Raise PeerLost if the peer was there and has gone."""
         if self.lost:
             raise PeerLost(f"{self.peer} has gone")
+
+    def turn_away(self) -> None:
+        """Let go of whoever has come, and let somebody else in."""
+        for pipe in self._socket.pipes:
+            with contextlib.suppress(pynng.NNGException):  # it has left
+                pipe.close()
+        if self._left.wait(SLICE):
+            self._came.clear()
+            self._left.clear()
+            self._was_taken = False
 
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""
@@ -217,6 +229,13 @@ class PairSocket(Socket):
                 return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
             except OSError as error:
                 raise TransportError(f"cannot dial {self.address}: {error}") from error
+
+    def _leave(self) -> None:
+        """The connection has ended, or this end is being closed: no other is to follow."""
+        self._left.set()
+        if self._dialer is not None:
+            with contextlib.suppress(pynng.NNGException):  # it is closed already
+                self._dialer.close()
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
