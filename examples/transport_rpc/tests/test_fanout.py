@@ -35,6 +35,22 @@ def test_closing_ends_a_send_that_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tpserve_guard")
+def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    transport = RpcTransport(RpcOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "x"))
+        stranger.sendall(b"nonsense")
+        with pytest.raises(DeadlineExceeded, match="somebody who said b'nonsense"):
+            leader.connect(time.monotonic() + 0.3)
+        joining = Task(transport.fanout_receiver(f"ipc://{tmp_path}/x", 0, 1).connect, time.monotonic() + 30)
+        leader.connect(time.monotonic() + 30)
+        joining.result()
+        assert stranger.recv(1) == b""
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
 def test_a_follower_that_does_not_answer_is_an_error_at_the_deadline(tmp_path: Path) -> None:
     transport = RpcTransport(RpcOptions())
     leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)

@@ -135,6 +135,7 @@ class RpcFanoutSender(FanoutSender):
         self._count = followers
         self._peers: dict[int, Peer] = {}
         self._connections: list[Connection] = []
+        self._stray = ""
         self._torn = False
         self._joined = False
         self._closed = False
@@ -192,14 +193,18 @@ class RpcFanoutSender(FanoutSender):
             self._lock.release()
 
     def _late(self) -> str:
-        return f"{len(self._peers)} of {self._count} followers came to {self._address}"
+        return f"{len(self._peers)} of {self._count} followers came to {self._address}{self._stray}"
 
     def _admit(self, guest: socket.socket, greeting: bytes, deadline: float) -> None:
-        missing = set(range(self._count)) - self._peers.keys()
-        follower = next((number for number in missing if greeting == GREETING.pack(MAGIC, number)), None)
+        numbers = range(self._count)
+        follower = next((number for number in numbers if greeting == GREETING.pack(MAGIC, number)), None)
         if follower is None:
             guest.close()
-            raise FrameError(f"expected one of followers {sorted(missing)} at {self._address}, found {greeting!r}")
+            self._stray = f", and somebody who said {greeting!r}"
+            return
+        if follower in self._peers:
+            guest.close()
+            raise FrameError(f"a second follower {follower} came to {self._address}")
         connection = Connection(Stream(guest), rpyc.VoidService(), self._options.compress)
         self._connections.append(connection)
         with _answering(f"follower {follower} of {self._address} does not answer"):
