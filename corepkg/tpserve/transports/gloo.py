@@ -148,8 +148,9 @@ class _Sender(FanoutSender):
         try:
             self._group = _join(self._claim.meeting, LEADER, self._followers + 1, deadline)
         except DeadlineExceeded as error:
-            there = f"{self._claim.came()} of {self._followers} followers came to {self._path}"
-            raise DeadlineExceeded(there) from error
+            came = self._claim.came()
+            there = f"{came} of {self._followers} followers came to {self._path}"
+            raise DeadlineExceeded(f"{there}, but {error}" if came == self._followers else there) from error
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         self._check_open()
