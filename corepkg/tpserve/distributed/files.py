@@ -85,9 +85,9 @@ class FileExchange(Store):
         with suppress(PeerLost):
             self.set(tried[self._rank], b"")
         end = time.monotonic() + GRACE
-        while (quiet := self._members(tried) & self._members(met)) and time.monotonic() < end:
+        while (quiet := self._quiet(tried, met)) and time.monotonic() < end:
             time.sleep(ATTEMPTS)
-        ranks = ", ".join(map(str, sorted(quiet)))
+        ranks = ", ".join(map(str, quiet))
         if not quiet:
             return "the others, who tried too"
         return f"rank {ranks}" if len(quiet) == 1 else f"some of rank {ranks}"
@@ -121,8 +121,13 @@ class FileExchange(Store):
         self._heard.update(key for key in keys if key not in self._heard and self._place(key).exists())
         return [key for key in keys if key not in self._heard]
 
-    def _members(self, keys: Sequence[str]) -> set[int]:
-        return {int(key.rpartition("/")[2]) for key in self._missing(keys)} - {self._rank}
+    def _quiet(self, tried: Sequence[str], met: Sequence[str]) -> list[int]:
+        """Members of which nothing of this was said so far."""
+        return [
+            member
+            for member, words in enumerate(zip(tried, met, strict=True))
+            if member != self._rank and len(self._missing(words)) == len(words)
+        ]
 
     def _place(self, key: str) -> Path:
         return self._directory / key.replace("/", ".")

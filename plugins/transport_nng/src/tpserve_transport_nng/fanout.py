@@ -80,13 +80,12 @@ class NngFanoutSender(FanoutSender):
             message = pair.receive_message(deadline)
             if message is None and time.monotonic() >= deadline:
                 return False
-            if message is not None and message.pipe is not None:  # who said it is still there
-                if message.bytes == HELLO:
-                    return True
-                self._stray = f", and somebody who said {message.bytes[:32]!r}"
-                pair.turn_away()
-            elif pair.lost:
-                pair.turn_away()
+            if message is None or message.pipe is None:  # who said it has gone
+                continue
+            if message.bytes == HELLO and pair.settle():
+                return True
+            self._stray = f", and somebody who said {message.bytes[:32]!r}"
+            pair.turn_away()
 
     def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
         """Send a message to one follower; while that does not read, see that all are still there."""

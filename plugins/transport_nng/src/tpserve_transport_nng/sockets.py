@@ -114,6 +114,7 @@ class PairSocket(Socket):
         self.peer = peer
         self._dialer: Any = None
         self._was_taken = False
+        self._is_settled = not listen
         self._came = Event()
         self._left = Event()
         socket.add_pre_pipe_connect_cb(self._take_first)
@@ -163,14 +164,16 @@ class PairSocket(Socket):
             raise PeerLost(f"{self.peer} has gone")
 
     def turn_away(self) -> None:
-        """Let go of whoever has come, and let somebody else in."""
+        """Close the connection with somebody who was not expected; another may come."""
         for pipe in self._socket.pipes:
             with contextlib.suppress(pynng.NNGException):  # it has left
                 pipe.close()
-        if self._left.wait(SLICE):
-            self._came.clear()
-            self._left.clear()
-            self._was_taken = False
+
+    def settle(self) -> bool:
+        """Say of an end that listens that its peer has come, and no other is to; False if that has gone already."""
+        self._is_settled = True
+        self._is_settled = self._was_taken
+        return self._is_settled
 
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""
@@ -231,7 +234,11 @@ class PairSocket(Socket):
                 raise TransportError(f"cannot dial {self.address}: {error}") from error
 
     def _leave(self) -> None:
-        """The connection has ended, or this end is being closed: no other is to follow."""
+        """The connection has ended, or this end is being closed."""
+        if not self._is_settled:
+            self._came.clear()
+            self._was_taken = False
+            return
         self._left.set()
         if self._dialer is not None:
             with contextlib.suppress(pynng.NNGException):  # it is closed already
