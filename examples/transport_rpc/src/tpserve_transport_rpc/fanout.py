@@ -144,19 +144,20 @@ class RpcFanoutSender(FanoutSender):
 
     def connect(self, deadline: float) -> None:
         """Wait for each follower and ask which it is; then tell all."""
-        with self._lock, _translated(self._address, self._check_open):
+        with self._lock, _translated(self._address, self._check_ends):
             with closing(greetings(self._door, GREETING.size, deadline, self._late)) as guests:
                 while len(self._peers) < self._count:
                     self._admit(*next(guests), deadline)
             for follower, peer in self._peers.items():
                 with _answering(f"follower {follower} of {self._address} does not answer"):
                     peer.connection.root(deadline).welcome()
+                peer.connection.stream.on_waiting = self._check_followers
             self._joined = True
             self._leave_door()
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Call every follower; no follower waits for another's reply."""
-        with self._lock, _translated(self._address, self._check_open):
+        with self._lock, _translated(self._address, self._check_ends):
             self._check_open()
             for follower, peer in self._peers.items():
                 peer.settle(self._options.calls, deadline, f"follower {follower} of {self._address} is silent")
@@ -183,7 +184,7 @@ class RpcFanoutSender(FanoutSender):
         try:
             for connection in self._connections:
                 connection.stream.is_closing = False
-            with suppress(TransportError), _translated(self._address, self._check_open):
+            with suppress(TransportError), _translated(self._address, self._check_ends):
                 for peer in [] if self._torn else self._peers.values():
                     peer.settle(0, deadline, "what was sent was not taken")
             for connection in self._connections:
@@ -215,6 +216,16 @@ class RpcFanoutSender(FanoutSender):
             late = f"follower {follower} of {self._address} is {self._options.calls} calls behind"
             peer.settle(self._options.calls - 1, deadline, late)
             peer.call(batch, deadline)
+
+    def _check_ends(self) -> None:
+        self._check_open()
+        self._check_followers()
+
+    def _check_followers(self) -> None:
+        """See that all are there, while one is waited for."""
+        for follower, peer in self._peers.items():
+            if peer.connection.stream.is_lost():
+                raise PeerLost(f"follower {follower} of {self._address} has gone")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +28,7 @@ class Stream(SocketStream):  # type: ignore[misc]
     Attributes:
         deadline: until when writing may wait.
         is_closing: whether somebody wants to close it, and nobody should wait any more.
+        on_waiting: called now and then by who waits.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -34,6 +37,7 @@ class Stream(SocketStream):  # type: ignore[misc]
         super().__init__(end)
         self.deadline = 0.0
         self.is_closing = False
+        self.on_waiting: Callable[[], None] = lambda: None
 
     def write(self, data: bytes) -> None:
         """Write all of it.
@@ -63,8 +67,17 @@ class Stream(SocketStream):  # type: ignore[misc]
         """
         if self.is_closing:
             raise Closed("the fan-out was closed")
+        self.on_waiting()
         if remaining <= 0:
             raise DeadlineExceeded(late)
+
+    def is_lost(self) -> bool:
+        """Whether the other side has gone."""
+        if self.closed:
+            return True
+        leaving = select.poll()
+        leaving.register(self.sock, select.POLLRDHUP)
+        return bool(leaving.poll(0))
 
     def interrupt(self) -> None:
         """Wake a thread that reads or writes; what was sent before still arrives."""
