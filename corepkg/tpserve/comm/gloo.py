@@ -68,5 +68,6 @@ class GlooComm(Comm):
             start().wait()
         except RuntimeError as error:
             if "timed out" in str(error).lower():
-                raise DeadlineExceeded(f"{place}: no answer within {self.context.timeout} s: {error}") from error
-            raise PeerLost(f"{place}: {error}") from error
+                raise DeadlineExceeded(f"{place}: no answer within {self.context.timeout} s") from error
+            at = self.context.run_dir / self.context.name
+            raise PeerLost(f"{place}: a rank of the group at {at} has gone") from error

@@ -22,6 +22,9 @@ __all__ = ["FileExchange"]
 
 ATTEMPTS = 0.01
 
+GRACE = 0.3
+"""Seconds in which others who have waited in vain will say so, if they began to wait as soon."""
+
 
 class FileExchange(Store):
     """One member's view of what all have said: keys and values in a directory, a file for each.
@@ -40,6 +43,7 @@ class FileExchange(Store):
         self._rank = rank
         self._deadline = deadline
         self._said: list[Path] = []
+        self._heard: set[str] = set()
         directory.mkdir(mode=0o700, exist_ok=True)
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -59,7 +63,7 @@ class FileExchange(Store):
         Raises:
             DeadlineExceeded: it has not been; this tells by whom.
         """
-        while missing := self.missing(keys):
+        while missing := self._missing(keys):
             if time.monotonic() >= self._deadline:
                 ranks = ", ".join(key.rpartition("/")[2] for key in missing)
                 raise DeadlineExceeded(f"rank {self._rank} waited in vain for rank {ranks} at {self._directory}")
@@ -68,11 +72,41 @@ class FileExchange(Store):
     def get(self, key: str) -> bytes:
         """What was said."""
         self.wait([key])
-        return self._place(key).read_bytes()
+        try:
+            return self._place(key).read_bytes()
+        except FileNotFoundError as error:
+            raise PeerLost(f"rank {self._rank} asks at {self._directory}, and rank 0 has given up") from error
 
-    def missing(self, keys: Sequence[str]) -> list[str]:
-        """Those of these keys of which nothing is said yet."""
-        return [key for key in keys if not self._place(key).exists()]
+    def silent(self, tried: Sequence[str], met: Sequence[str]) -> str:
+        """Who keeps this member from connecting, as far as can be known.
+
+        Those who can will say soon that they have tried too, or have met the others.
+        """
+        with suppress(PeerLost):
+            self.set(tried[self._rank], b"")
+        end = time.monotonic() + GRACE
+        while (quiet := self._quiet(tried, met)) and time.monotonic() < end:
+            time.sleep(ATTEMPTS)
+        ranks = ", ".join(map(str, quiet))
+        if not quiet:
+            return "the others, who tried too"
+        return f"rank {ranks}" if len(quiet) == 1 else f"some of rank {ranks}"
+
+    def conclude(self, met: Sequence[str]) -> bool:
+        """Say the last word, and remove everything if the others have. Rank 0 waits until somebody does.
+
+        Returns:
+            Whether that went well; False if the deadline has passed.
+        """
+        self.set(met[self._rank], b"")
+        while self._missing(met):
+            if self._rank or not self._place(met[self._rank]).exists():
+                return True
+            if time.monotonic() >= self._deadline:
+                return False
+            time.sleep(ATTEMPTS)
+        self.withdraw(of_all=True)
+        return True
 
     def withdraw(self, of_all: bool) -> None:
         """Remove what this member has said, or all; and the directory when nothing is left in it."""
@@ -81,6 +115,19 @@ class FileExchange(Store):
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # others are still there
             self._directory.rmdir()
+
+    def _missing(self, keys: Sequence[str]) -> list[str]:
+        """Those of these keys of which nothing was said so far; who has given up takes back what it has said."""
+        self._heard.update(key for key in keys if key not in self._heard and self._place(key).exists())
+        return [key for key in keys if key not in self._heard]
+
+    def _quiet(self, tried: Sequence[str], met: Sequence[str]) -> list[int]:
+        """Members of which nothing of this was said so far."""
+        return [
+            member
+            for member, words in enumerate(zip(tried, met, strict=True))
+            if member != self._rank and len(self._missing(words)) == len(words)
+        ]
 
     def _place(self, key: str) -> Path:
         return self._directory / key.replace("/", ".")

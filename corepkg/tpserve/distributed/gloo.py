@@ -26,7 +26,7 @@ LEAST = 0.001
 def make_group(path: Path, rank: int, size: int, timeout: float, join_timeout: float | None = None) -> ProcessGroupGloo:
     """Join a gloo group whose members meet in the directory ``path``; returns when all have come.
 
-    A path is good for one group, once. Nothing is left there when rank 0 has met the others, or all have given up.
+    A path is good for one group, once. Nothing is left there when all have met, or all have given up.
 
     Args:
         path: the same for all members, in a directory that is private to this user.
@@ -43,25 +43,22 @@ def make_group(path: Path, rank: int, size: int, timeout: float, join_timeout: f
 
     deadline = time.monotonic() + (timeout if join_timeout is None else join_timeout)
     exchange = FileExchange(path, rank, deadline)
-    came, met = ([f"{word}/{member}" for member in range(size)] for word in ("came", "met"))
+    came, tried, met = ([f"{word}/{member}" for member in range(size)] for word in ("came", "tried", "met"))
     try:
         exchange.set(came[rank], b"")
         exchange.wait(came)
         # Only now does gloo begin to count, so that those who come late do not make it later still.
+        group, failure = None, None
         try:
             group = _connect(exchange, rank, size, max(LEAST, (deadline - time.monotonic()) / PATIENCE))
         except RuntimeError as error:
-            others = [key.rpartition("/")[2] for key in exchange.missing(met) if key != met[rank]]
-            waiting = f"rank {', '.join(others)}" if others else "the others"
-            raise DeadlineExceeded(f"rank {rank} waited at {path} to connect with {waiting}: {error}") from error
-        exchange.set(met[rank], b"")
-        if rank == 0:
-            exchange.wait(met)
+            failure = error
+        if group is None or not exchange.conclude(met):
+            others = exchange.silent(tried, met)
+            raise DeadlineExceeded(f"rank {rank} waited in vain to connect with {others} at {path}") from failure
     except BaseException:
         exchange.withdraw(of_all=rank == 0)
         raise
-    if rank == 0:
-        exchange.withdraw(of_all=True)
     group.set_timeout(timedelta(seconds=timeout))
     return group
 

@@ -35,6 +35,8 @@ class Meeting:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._place = context.run_dir / context.name
+        self._stray = ""
         self._peers: dict[int, socket.socket] = {}
         self._ranks: dict[int, int] = {}
         self._leaving = select.poll()
@@ -44,12 +46,12 @@ class Meeting:
 
         Raises:
             DeadlineExceeded: not all came.
-            TransportError: somebody leads already.
+            TransportError: somebody leads already, or two followers have the same rank.
         """
         followers = self._context.size - 1
 
         def late() -> str:
-            return f"{len(self._peers)} of {followers} followers came to the meeting"
+            return f"{len(self._peers)} of {followers} followers came to {self._place}{self._stray}"
 
         with _listener(self._context) as listener, closing(greetings(listener, RANK.size, deadline, late)) as guests:
             while len(self._peers) < followers:
@@ -122,11 +124,15 @@ class Meeting:
             peer.close()
 
     def _welcome(self, peer: socket.socket, greeting: bytes) -> None:
+        """Take a guest for a follower, or turn it away."""
         rank = int.from_bytes(greeting, "little")
-        if len(greeting) != RANK.size or not LEADER < rank < self._context.size or rank in self._peers:
-            peer.close()
-            raise FrameError(f"expected one of {self._context.size - 1} followers, each once, found rank {rank}")
-        self._add(rank, peer)
+        if len(greeting) == RANK.size and LEADER < rank < self._context.size and rank not in self._peers:
+            self._add(rank, peer)
+            return
+        peer.close()
+        if rank in self._peers:
+            raise FrameError(f"a second rank {rank} came to {self._place}")
+        self._stray = f", and somebody who said {greeting!r}"
 
     def _add(self, rank: int, peer: socket.socket) -> None:
         self._peers[rank] = peer

@@ -1,8 +1,9 @@
 """Who leads at an address in the file system: a file that the leader holds a lock on while it lives.
 
 The kernel takes the lock away when a process ends, so that the file of a leader that was killed is told from a living
-one's. It says by its first line that it is such a file, so that nobody else's is taken for one; in the second, where
-the leader's group meets; in each that follows, which follower has come, and a name that tells it from its doubles.
+one's; and each follower has a lock on a byte of it, by which the leader sees that it lives. It says by its first line
+that it is such a file, so that nobody else's is taken for one; in the second, where the leader's group meets; in each
+that follows, which follower has come, and a name that tells it from its doubles.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tpserve.api import TransportError
 
-__all__ = ["Claim", "join_leader"]
+__all__ = ["Claim", "Visit", "join_leader"]
 
 MAGIC = b"tpserve gloo fan-out 1"
 LONGEST = 1 << 16
+FLOCK = struct.Struct("hhqqi4x")
+"""What the kernel is asked about a lock: its kind, from where its bytes count, the first, how many, and whose it is."""
 
 PATIENCE = 1.0
 """Seconds that one waits for others who claim something in the same directory, which takes them a moment."""
@@ -53,14 +58,40 @@ class Claim:
         """How many followers have come."""
         return len(_names(os.pread(self._descriptor, LONGEST, 0)))
 
+    def has_lost(self, follower: int) -> bool:
+        """Whether a follower that came has gone."""
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0)
+        kind, *_ = FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
+        return bool(kind == fcntl.F_UNLCK)
+
     def close(self) -> None:
         """Remove the file, and with it the lock."""
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
 
-def join_leader(path: Path, follower: int, name: bytes) -> Path | None:
-    """Tell the leader at an address that a follower has come; where the group meets, or None: there is no leader yet.
+class Visit(NamedTuple):
+    """A follower's place at a leader's.
+
+    Attributes:
+        meeting: where the group meets.
+        descriptor: of the leader's file; the leader sees that it is closed.
+    """
+
+    meeting: Path
+    descriptor: int
+
+    def has_lost_leader(self) -> bool:
+        """Whether the leader has gone."""
+        return _lock(self.descriptor, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Go."""
+        os.close(self.descriptor)
+
+
+def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
+    """Tell the leader at an address that a follower has come, or None: there is no leader yet.
 
     Args:
         path: the address.
@@ -78,7 +109,8 @@ def join_leader(path: Path, follower: int, name: bytes) -> Path | None:
             os.write(descriptor, b"%d %s\n" % (follower, name))
             if _names(os.pread(descriptor, LONGEST, 0))[b"%d" % follower] != name:
                 raise TransportError(f"ipc://{path} has a follower {follower} already")
-            return meeting
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0))
+            return Visit(meeting, os.dup(descriptor))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -5,7 +5,8 @@ worker thread and every round takes two. A packet is a header of two integers, f
 frames' lengths and the frames, joined.
 
 Operations wait as long as it takes, so a deadline that passes breaks nothing: the operation stays under way, and a
-later call takes it up. What ends them is :func:`_leave`.
+later call takes it up. What ends them is :func:`_leave`. One that waits for a follower that stands still does not see
+that another has gone; who waits looks at the leader's file now and then, which tells.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tpserve.api.addresses import check_follower, ipc_path
 from tpserve.api.ends import Ends
 from tpserve.api.flow import batches, take
 from tpserve.distributed.gloo import make_group
-from tpserve.transports.claim import Claim, join_leader
+from tpserve.transports.claim import Claim, Visit, join_leader
 from tpserve.transports.options import GlooOptions
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ LEADER = 0
 OVERHEAD = 1024
 LENGTH = 8
 ATTEMPTS = 0.01
+SLICE = 0.5
+"""How late a leader that waits notices that another follower has gone than the one it waits for."""
 NEVER = 30 * 24 * 3600.0
+SETTLING = 0.2
+"""Seconds in which the kernel, which ends a process's connections, takes its locks away too."""
+
 UNUSED_TAG = 1
 
 
@@ -110,8 +116,10 @@ class _Broadcast:
         except RuntimeError as error:
             if not self._work.is_completed():
                 raise DeadlineExceeded(late) from error
-            if not self._work.is_success():
-                raise PeerLost(f"a rank has gone: {error}") from error
+            try:
+                self._work.wait()  # it has ended a moment after the deadline, or failed
+            except RuntimeError:
+                raise PeerLost("a rank has gone") from error
         return self.tensor
 
 
@@ -140,13 +148,15 @@ class _Sender(FanoutSender):
         try:
             self._group = _join(self._claim.meeting, LEADER, self._followers + 1, deadline)
         except DeadlineExceeded as error:
-            there = f"{self._claim.came()} of {self._followers} followers came to {self._path}"
-            raise DeadlineExceeded(there) from error
+            came = self._claim.came()
+            there = f"{came} of {self._followers} followers came to {self._path}"
+            raise DeadlineExceeded(f"{there}, but {error}" if came == self._followers else there) from error
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         self._check_open()
         for batch in batches(frames, self._options.batch):
             body = struct.pack(f"<{len(batch)}Q", *map(len, batch)) + b"".join(batch)
+            self._check_followers()
             self._await_room(len(body) + OVERHEAD, deadline)
             self._post(len(batch), body)
 
@@ -170,10 +180,31 @@ class _Sender(FanoutSender):
     def _finish_oldest(self, deadline: float) -> None:
         packet = self._under_way[0]
         late = f"a follower of {self._path} is {self._options.send_buffer} bytes behind"
-        packet.header.finish(deadline, late)
-        packet.body.finish(deadline, late)
+        for broadcast in (packet.header, packet.body):
+            self._finish(broadcast, deadline, late)
         self._ahead -= packet.size
         self._under_way.popleft()
+
+    def _finish(self, broadcast: _Broadcast, deadline: float, late: str) -> None:
+        while True:
+            try:
+                broadcast.finish(min(deadline, time.monotonic() + SLICE), late)
+                return
+            except DeadlineExceeded:
+                self._check_followers()
+                if time.monotonic() >= deadline:
+                    raise
+            except PeerLost as error:
+                settled = time.monotonic() + SETTLING
+                while time.monotonic() < settled:
+                    self._check_followers()
+                    time.sleep(ATTEMPTS)
+                raise PeerLost(f"a follower of {self._path} has gone") from error
+
+    def _check_followers(self) -> None:
+        for follower in range(self._followers):
+            if self._claim.has_lost(follower):
+                raise PeerLost(f"follower {follower} of {self._path} has gone")
 
     def _post(self, count: int, body: bytes) -> None:
         import torch
@@ -196,6 +227,7 @@ class _Receiver(FanoutReceiver):
         self._followers = followers
         self._name = os.urandom(8).hex().encode()
         self._group: Any = None
+        self._visit: Visit | None = None
         self._frames: deque[bytes] = deque()
         self._header: _Broadcast | None = None
         self._body: _Broadcast | None = None
@@ -203,20 +235,23 @@ class _Receiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         self._check_open()
-        while (meeting := join_leader(self._path, self._follower, self._name)) is None:
+        while (visit := join_leader(self._path, self._follower, self._name)) is None:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._path}")
             time.sleep(ATTEMPTS)
-        self._group = _join(meeting, 1 + self._follower, self._followers + 1, deadline)
+        self._visit = visit
+        self._group = _join(visit.meeting, 1 + self._follower, self._followers + 1, deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         self._check_open()
         while len(self._frames) < count:
             try:
                 self._take(deadline, f"{len(self._frames)} of {count} frames came by {self._path}")
-            except PeerLost:
+            except PeerLost as error:
                 self._check_open()
-                raise
+                assert self._visit is not None, "connect() comes first"
+                lost = f"the leader at {self._path}" if self._visit.has_lost_leader() else f"a rank at {self._path}"
+                raise PeerLost(f"{lost} has gone") from error
         return take(self._frames, count)
 
     def close(self) -> None:
@@ -226,6 +261,8 @@ class _Receiver(FanoutReceiver):
         group, self._group = self._group, None
         _leave(group)
         self._header = self._body = None
+        if self._visit is not None:
+            self._visit.close()
 
     def _take(self, deadline: float, late: str) -> None:
         """Take one packet, or go on with it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpserve.api import Closed, DeadlineExceeded
+from tpserve.api import Closed, DeadlineExceeded, PeerLost
 from tpserve.testing.lab import Task
 from tpserve_transport_rpc.fanout import GREETING, MAGIC
 from tpserve_transport_rpc.plugin import RpcOptions
@@ -31,6 +31,40 @@ def test_closing_ends_a_send_that_waits(tmp_path: Path) -> None:
     assert time.monotonic() < begun + 2
     with pytest.raises(Closed):
         sending.result()
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_one_follower_that_does_not_read_hides_no_other_that_goes(tmp_path: Path) -> None:
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = RpcTransport(RpcOptions(send_buffer=1 << 16))
+    leader = transport.fanout_sender(address, 2)
+    followers = [transport.fanout_receiver(address, number, 2) for number in range(2)]
+    joining = [Task(follower.connect, soon) for follower in followers]
+    leader.connect(soon)
+    for task in joining:
+        task.result()
+    sending = Task(leader.send_many, [bytes(1 << 16)] * 200, soon)
+    time.sleep(0.5)
+    followers[1].close()
+    with pytest.raises(PeerLost, match="follower 1 of"):
+        sending.result(5)
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    transport = RpcTransport(RpcOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "x"))
+        stranger.sendall(b"nonsense")
+        with pytest.raises(DeadlineExceeded, match="somebody who said b'nonsense"):
+            leader.connect(time.monotonic() + 0.3)
+        joining = Task(transport.fanout_receiver(f"ipc://{tmp_path}/x", 0, 1).connect, time.monotonic() + 30)
+        leader.connect(time.monotonic() + 30)
+        joining.result()
+        assert stranger.recv(1) == b""
     transport.close()
 
 

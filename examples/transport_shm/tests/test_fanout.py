@@ -1,5 +1,6 @@
 """What this fan-out does beyond the contract."""
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost, TransportError
+from tpserve.testing.lab import Task
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.transport import ShmTransport
 
@@ -44,11 +46,27 @@ def test_two_followers_with_one_number_are_an_error(tmp_path: Path) -> None:
     joining = [threading.Thread(target=_refused, args=(follower.connect, soon)) for follower in followers]
     for thread in joining:
         thread.start()
-    with pytest.raises(FrameError, match=r"expected one of followers \[1\]"):
+    with pytest.raises(FrameError, match="a second follower 0 came to"):
         leader.connect(soon)
     transport.close()
     for thread in joining:
         thread.join()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    transport = ShmTransport(ShmOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "x"))
+        stranger.sendall(b"what is this")
+        with pytest.raises(DeadlineExceeded, match="somebody who said b'what"):
+            leader.connect(time.monotonic() + 0.3)
+        joining = Task(transport.fanout_receiver(f"ipc://{tmp_path}/x", 0, 1).connect, time.monotonic() + 30)
+        leader.connect(time.monotonic() + 30)
+        joining.result()
+        assert stranger.recv(1) == b""
+    transport.close()
 
 
 def _refused(connect: object, deadline: float) -> None:

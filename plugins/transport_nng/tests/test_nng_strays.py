@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
 
 import pynng
 import pytest
 
-from tpserve.api import FrameError, PeerLost
+from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_nng.fanout import HELLO, READY
@@ -40,13 +42,30 @@ def soon() -> float:
 
 
 @pytest.mark.parametrize("greeting", [b"x", b"", READY])
-def test_a_leader_greets_followers_only(transport: NngTransport, port: int, greeting: bytes) -> None:
-    leader = transport.fanout_sender(f"tcp://127.0.0.1:{port}", 1)
-    with pynng.Pair0(dial=f"tcp://127.0.0.1:{port}") as stranger:
-        stranger.send(greeting)
+def test_a_leader_turns_away_who_is_no_follower(transport: NngTransport, port: int, greeting: bytes) -> None:
+    address = f"tcp://127.0.0.1:{port}"
+    leader = transport.fanout_sender(address, 1)
+    with pynng.Pair0(dial=address) as stranger:
+        for _ in range(3):
+            stranger.send(greeting)
+        with pytest.raises(DeadlineExceeded, match=r"0 of 1 followers came .* somebody who said"):
+            leader.connect(time.monotonic() + 0.3)
+        stranger.close()  # it has tried again meanwhile
+        time.sleep(0.5)
+        connecting = Task(transport.fanout_receiver(address, 0, 1).connect, soon())
+        leader.connect(soon())
+        connecting.result()
 
-        with pytest.raises(FrameError, match="expected a follower's greeting"):
-            leader.connect(soon())
+
+def test_a_leader_lets_a_follower_in_where_somebody_was(transport: NngTransport, port: int) -> None:
+    address = f"tcp://127.0.0.1:{port}"
+    leader = transport.fanout_sender(address, 1)
+    leading = Task(leader.connect, soon())
+    for _ in range(3):
+        pynng.Pair0(dial=address).close()
+    time.sleep(1)
+    transport.fanout_receiver(address, 0, 1).connect(soon())
+    leading.result()
 
 
 @pytest.mark.parametrize("mark", NO_MARKS)
@@ -110,6 +129,39 @@ def test_a_pair_that_is_taken_is_not_lost_when_a_stranger_knocks(transport: NngT
     leader.send_many([b"still", b"there"], soon())
 
     assert follower.recv_many(2, soon()) == [b"still", b"there"]
+
+
+def test_a_follower_that_has_lost_its_leader_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:
+    place = f"ipc://{tmp_path}/link"
+    follower = transport.fanout_receiver(place, 0, 1)
+    with pynng.Pair0(listen=f"{place}.0", recv_timeout=30_000) as host:
+        connecting = Task(lambda: follower.connect(soon()))
+        assert host.recv() == HELLO
+    came = Event()
+    with pynng.Pair0() as host:
+        host.add_pre_pipe_connect_cb(lambda _: came.set())
+        host.listen(f"{place}.0")
+        assert not came.wait(1)
+    with pytest.raises(PeerLost):
+        connecting.result()
+
+
+def test_one_follower_that_stands_still_hides_no_other_that_goes(tmp_path: Path) -> None:
+    """The leader waits to write to the first, whose queues are full."""
+    transport = NngTransport(NngOptions(linger=0))
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/link", 2)
+    still, going = (pynng.Pair0(dial=f"ipc://{tmp_path}/link.{follower}") for follower in range(2))
+    for end in (still, going):
+        end.send(HELLO)
+    leader.connect(soon())
+    sending = Task(lambda: [leader.send_many([bytes(1 << 18)], soon()) for _ in range(100)])
+    time.sleep(1)
+    assert not sending.is_done
+    going.close()
+    with pytest.raises(PeerLost, match="follower 1 of"):
+        sending.result(5)
+    still.close()
+    transport.close()
 
 
 def test_a_leader_that_has_gone_is_owed_no_mark(transport: NngTransport, port: int) -> None:

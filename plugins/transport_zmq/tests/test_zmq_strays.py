@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,18 +66,53 @@ def soon() -> float:
         [HELLO, b"1234567"],
         [HELLO, WORD.pack(9)],
         [HELLO, WORD.pack(0), b""],
-        [HELLO, WORD.pack(1), b"x"],
+        [HELLO, WORD.pack(0), b"x"],
     ],
 )
-def test_a_leader_greets_followers_only(
+def test_a_leader_does_not_answer_who_is_no_follower(
     transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
 ) -> None:
-    leader = transport.fanout_sender(address, 2)
+    leader = transport.fanout_sender(address, 1)
     stranger.connect(address)
     stranger.send_multipart(parts)
+    with pytest.raises(DeadlineExceeded, match=r"0 of 1 followers came to .* somebody who said"):
+        leader.connect(time.monotonic() + 0.3)
 
-    with pytest.raises(FrameError, match="expected a greeting of"):
+    connecting = Task(transport.fanout_receiver(address, 0, 1).connect, soon())
+    leader.connect(soon())
+    connecting.result()
+    assert not stranger.poll(0)
+
+
+def test_two_followers_of_one_number_are_an_error(transport: ZmqTransport, stranger: Any, address: str) -> None:
+    leader = transport.fanout_sender(address, 2)
+    stranger.connect(address)
+    for _ in range(2):
+        stranger.send_multipart([HELLO, WORD.pack(1)])
+
+    with pytest.raises(FrameError, match=f"second follower 1 .*{address}"):
         leader.connect(soon())
+
+
+def test_an_end_that_nobody_closes_holds_nobody_up(address: str) -> None:
+    """Its context waits, when it is collected, for what its sockets are to deliver."""
+    code = f"""if True:
+        import time
+        from tpserve.api import DeadlineExceeded
+        from tpserve_transport_zmq.plugin import ZmqOptions
+        from tpserve_transport_zmq.transport import ZmqTransport
+
+        def give_up():
+            end = ZmqTransport(ZmqOptions()).fanout_receiver("{address}", 0, 1)
+            try:
+                end.connect(time.monotonic() + 0.1)
+            except DeadlineExceeded:
+                print("gave up")
+
+        give_up()
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert ended.stdout == "gave up\n"
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"1234567"], [WORD.pack(0)], [WORD.pack(1 << 40)], [b"two", b"parts"]])

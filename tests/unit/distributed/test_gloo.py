@@ -85,6 +85,58 @@ def test_a_member_hears_that_the_first_has_given_up(tmp_path):
         exchange.set("0/1", b"address")
 
 
+def test_who_has_come_is_not_blamed_though_another_has_given_up(tmp_path):
+    """The first takes with it what all have said."""
+    joining = [Task(make_group, tmp_path / "meet", rank, 3, 0.5 + 0.1 * rank) for rank in (0, 2)]
+    for task in joining:
+        with pytest.raises(DeadlineExceeded, match="in vain for rank 1 at"):
+            task.result()
+
+
+def exchanges(directory: Path, size: int):
+    from tpserve.distributed.files import FileExchange
+
+    return [FileExchange(directory / "meet", rank, soon()) for rank in range(size)]
+
+
+def keys(word: str, size: int) -> list[str]:
+    return [f"{word}/{rank}" for rank in range(size)]
+
+
+def test_who_neither_met_nor_tried_is_the_one_that_others_waited_for(tmp_path):
+    first, second, _stopped, third = exchanges(tmp_path, 4)
+    third.set("met/3", b"")
+    for task in [Task(one.silent, keys("tried", 4), keys("met", 4)) for one in (first, second)]:
+        assert task.result() == "rank 2"
+
+
+def test_those_who_all_tried_blame_nobody(tmp_path):
+    asking = [Task(one.silent, keys("tried", 3), keys("met", 3)) for one in exchanges(tmp_path, 3)]
+    assert [task.result() for task in asking] == ["the others, who tried too"] * 3
+
+
+def test_the_last_to_meet_tidies_up(tmp_path):
+    """Whoever that is: the first may have been killed."""
+    first, second = exchanges(tmp_path, 2)
+    first.set("met/0", b"")
+    assert second.conclude(keys("met", 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_learns_that_all_have_met_from_who_tidied_up(tmp_path):
+    first, second = exchanges(tmp_path, 2)
+    concluding = Task(first.conclude, keys("met", 2))
+    assert see_said(tmp_path / "meet" / "met.0")
+    assert second.conclude(keys("met", 2))
+    assert concluding.result()
+
+
+def see_said(path: Path) -> bool:
+    while not path.exists():
+        time.sleep(0.001)
+    return True
+
+
 @contextmanager
 def stopped_members(directory: Path):
     """Two members each that one process imitates, the one stopped at a moment, at a path that tells of the other."""

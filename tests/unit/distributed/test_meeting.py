@@ -121,20 +121,39 @@ def test_nobody_leads_twice(meeting, tmp_path):
     leading.result()
 
 
-@pytest.mark.parametrize("ranks", [[0], [3], [1, 1]])
-def test_a_stranger_is_refused(meeting, tmp_path, ranks):
+def come(tmp_path, leading, greeting: bytes) -> socket.socket:
+    guest = socket.socket(socket.AF_UNIX)
+    while guest.connect_ex(str(tmp_path / "sync")):
+        assert not leading.is_done
+    guest.sendall(greeting)
+    return guest
+
+
+@pytest.mark.parametrize("greeting", [RANK.pack(0), RANK.pack(3), b"what"])
+def test_a_stranger_is_turned_away(meeting, tmp_path, greeting):
     leading = Task(meeting(0).lead, [], soon())
-    guests = []
-    for rank in ranks:
-        guest = socket.socket(socket.AF_UNIX)
-        while guest.connect_ex(str(tmp_path / "sync")):
-            assert not leading.is_done
-        guest.sendall(RANK.pack(rank))
-        guests.append(guest)
-    with pytest.raises(FrameError, match=f"found rank {ranks[-1]}"):
+    with come(tmp_path, leading, greeting) as guest:
+        guest.settimeout(30)
+        assert guest.recv(1) == b""
+    for task in [Task(meeting(rank).follow, 0, soon()) for rank in (1, 2)]:
+        task.result()
+    leading.result()
+
+
+def test_a_leader_that_waited_in_vain_tells_of_strangers(meeting, tmp_path):
+    leading = Task(meeting(0).lead, [], time.monotonic() + 0.5)
+    with come(tmp_path, leading, b"what"), pytest.raises(DeadlineExceeded, match=r"0 of 2 .*/sync, .* said b'what'"):
         leading.result()
-    for guest in guests:
-        guest.close()
+
+
+def test_a_second_of_the_same_rank_is_an_error(meeting, tmp_path):
+    leading = Task(meeting(0).lead, [], soon())
+    with (
+        come(tmp_path, leading, RANK.pack(1)),
+        come(tmp_path, leading, RANK.pack(1)),
+        pytest.raises(FrameError, match=r"a second rank 1 came to .*/sync"),
+    ):
+        leading.result()
 
 
 def test_a_silent_stranger_holds_nobody_up(meeting, tmp_path):

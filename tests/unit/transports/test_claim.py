@@ -9,7 +9,13 @@ from threading import Barrier, Thread
 import pytest
 
 from tpserve.api import TransportError
-from tpserve.transports.claim import Claim, join_leader
+from tpserve.transports.claim import Claim, Visit, join_leader
+
+
+def visit(path: Path, follower: int, name: bytes) -> Visit:
+    visit = join_leader(path, follower, name)
+    assert visit is not None
+    return visit
 
 
 def open_files() -> int:
@@ -22,13 +28,28 @@ def test_followers_find_where_a_living_leader_meets_them(tmp_path: Path) -> None
 
     claim = Claim(path)
 
-    assert [join_leader(path, *who) for who in ((0, b"a"), (1, b"b"), (1, b"b"))] == [claim.meeting] * 3
+    visits = [visit(path, *who) for who in ((0, b"a"), (1, b"b"))]
+    assert [one.meeting for one in visits] == [claim.meeting] * 2
     assert claim.came() == 2
     with pytest.raises(TransportError, match="has a follower 1 already"):
         join_leader(path, 1, b"c")
+    assert not visits[0].has_lost_leader()
     claim.close()
+    assert visits[0].has_lost_leader()
     assert join_leader(path, 0, b"a") is None
     assert list(tmp_path.iterdir()) == []
+    for one in visits:
+        one.close()
+
+
+def test_a_leader_sees_which_follower_has_gone(tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "link")
+    first, second = (visit(tmp_path / "link", follower, b"%d" % follower) for follower in range(2))
+    assert [claim.has_lost(follower) for follower in range(2)] == [False, False]
+    second.close()
+    assert [claim.has_lost(follower) for follower in range(2)] == [False, True]
+    first.close()
+    claim.close()
 
 
 def test_one_living_leader_is_enough(tmp_path: Path) -> None:
@@ -37,7 +58,9 @@ def test_one_living_leader_is_enough(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="has a leader already"):
         Claim(tmp_path / "link")
 
-    assert join_leader(tmp_path / "link", 0, b"a") == claim.meeting
+    follower = visit(tmp_path / "link", 0, b"a")
+    assert follower.meeting == claim.meeting
+    follower.close()
     claim.close()
 
 

@@ -135,6 +135,7 @@ class RpcFanoutSender(FanoutSender):
         self._count = followers
         self._peers: dict[int, Peer] = {}
         self._connections: list[Connection] = []
+        self._stray = ""
         self._torn = False
         self._joined = False
         self._closed = False
@@ -143,7 +144,7 @@ class RpcFanoutSender(FanoutSender):
 
     def connect(self, deadline: float) -> None:
         """Wait for each follower and ask which it is; then tell all."""
-        with self._lock, _translated(self._address, self._check_open):
+        with self._lock, _translated(self._address, self._check_ends):
             with closing(greetings(self._door, GREETING.size, deadline, self._late)) as guests:
                 while len(self._peers) < self._count:
                     self._admit(*next(guests), deadline)
@@ -151,13 +152,13 @@ class RpcFanoutSender(FanoutSender):
                 with _answering(f"follower {follower} of {self._address} does not answer"):
                     peer.connection.root(deadline).welcome()
             for peer in self._peers.values():
-                peer.connection.stream.look = self._see_all
+                peer.connection.stream.look = self._check_followers
             self._joined = True
             self._leave_door()
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Call every follower; no follower waits for another's reply."""
-        with self._lock, _translated(self._address, self._check_open):
+        with self._lock, _translated(self._address, self._check_ends):
             self._check_open()
             for follower, peer in self._peers.items():
                 peer.settle(self._options.calls, deadline, f"follower {follower} of {self._address} is silent")
@@ -195,14 +196,18 @@ class RpcFanoutSender(FanoutSender):
             self._lock.release()
 
     def _late(self) -> str:
-        return f"{len(self._peers)} of {self._count} followers came to {self._address}"
+        return f"{len(self._peers)} of {self._count} followers came to {self._address}{self._stray}"
 
     def _admit(self, guest: socket.socket, greeting: bytes, deadline: float) -> None:
-        missing = set(range(self._count)) - self._peers.keys()
-        follower = next((number for number in missing if greeting == GREETING.pack(MAGIC, number)), None)
+        numbers = range(self._count)
+        follower = next((number for number in numbers if greeting == GREETING.pack(MAGIC, number)), None)
         if follower is None:
             guest.close()
-            raise FrameError(f"expected one of followers {sorted(missing)} at {self._address}, found {greeting!r}")
+            self._stray = f", and somebody who said {greeting!r}"
+            return
+        if follower in self._peers:
+            guest.close()
+            raise FrameError(f"a second follower {follower} came to {self._address}")
         connection = Connection(Stream(guest), rpyc.VoidService(), self._options.compress)
         self._connections.append(connection)
         with _answering(f"follower {follower} of {self._address} does not answer"):
@@ -214,7 +219,11 @@ class RpcFanoutSender(FanoutSender):
             peer.settle(self._options.calls - 1, deadline, late)
             peer.call(batch, deadline)
 
-    def _see_all(self) -> None:
+    def _check_ends(self) -> None:
+        self._check_open()
+        self._check_followers()
+
+    def _check_followers(self) -> None:
         """See that no follower has gone while another is waited for."""
         for follower, peer in self._peers.items():
             if peer.connection.stream.has_ended():

@@ -73,6 +73,8 @@ class Stream(SocketStream):  # type: ignore[misc]
 
     def has_ended(self) -> bool:
         """Whether the other side has gone, though what it sent may still be unread."""
+        if self.closed:
+            return True
         poll = select.poll()
         poll.register(self.sock, select.POLLRDHUP)
         return bool(poll.poll(0))

@@ -55,6 +55,7 @@ class ShmFanoutSender(FanoutSender):
         self._guests: dict[int, socket.socket] = {}
         self._bells: dict[int, int] = {}
         self._ring: RingWriter | None = None
+        self._stray = ""
         self._torn = False
         self._watch = Watch()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -71,7 +72,7 @@ class ShmFanoutSender(FanoutSender):
         """Wait for each follower, then share the memory with all."""
         with self._watch:
             while len(self._peers) < self._count:
-                late = f"{len(self._peers)} of {self._count} followers came to {self._path}"
+                late = f"{len(self._peers)} of {self._count} followers came to {self._path}{self._stray}"
                 found = self._watch.wait(deadline, late)
                 self._check(found)
                 if self._door.fileno() in found:
@@ -117,24 +118,26 @@ class ShmFanoutSender(FanoutSender):
         self._watch.add(guest)
 
     def _greet(self, descriptor: int) -> None:
-        """Take a guest that has spoken for a follower; one that has left without a word is forgotten."""
+        """Take a guest that has spoken for a follower, or turn it away."""
         guest = self._guests.pop(descriptor)
         self._watch.remove(guest)
         try:
             greeting, bells, _, _ = socket.recv_fds(guest, GREETING.size, 1)
         except ConnectionError:
             greeting, bells = b"", []
-        expected = [follower for follower in range(self._count) if follower not in self._peers]
-        if len(bells) == 1 and greeting in [_greeting(follower, self._count) for follower in expected]:
-            _, follower, _ = GREETING.unpack(greeting)
+        greetings = [_greeting(follower, self._count) for follower in range(self._count)]
+        follower = greetings.index(greeting) if greeting in greetings and len(bells) == 1 else None
+        if follower is not None and follower not in self._peers:
             self._peers[follower], self._bells[follower] = guest, bells[0]
             self._watch.add(guest)
             return
         guest.close()
         for bell in bells:
             os.close(bell)
+        if follower is not None:
+            raise FrameError(f"a second follower {follower} came to {self._path}")
         if greeting:
-            raise FrameError(f"expected one of followers {expected} at {self._path}, found {greeting!r}")
+            self._stray = f", and somebody who said {greeting!r}"
 
     def _welcome(self) -> None:
         """Hand out the memory."""

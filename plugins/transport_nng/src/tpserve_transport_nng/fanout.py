@@ -37,24 +37,25 @@ class NngFanoutSender(FanoutSender):
     def __init__(self, options: NngOptions, address: str, followers: int) -> None:
         self._options = options
         self._address = address
+        self._stray = ""
         self._window = Window(options.send_buffer, range(followers))
         self._pairs: list[PairSocket] = []
         places = [_at(address, follower) for follower in range(followers)]
         try:
-            for place in places:
-                self._pairs.append(PairSocket(pynng.Pair0(), place, listen=True))
+            for follower, place in enumerate(places):
+                peer = f"follower {follower} of {address}"
+                self._pairs.append(PairSocket(pynng.Pair0(), place, peer, listen=True))
         except BaseException:
             self.close()
             raise
 
     def connect(self, deadline: float) -> None:
         """Hear HELLO from each follower, then answer READY to all."""
-        for there, pair in enumerate(self._pairs):
-            greeting = _receive(pair, deadline, f"{there} of {len(self._pairs)} followers came")
-            if greeting != HELLO:
-                raise FrameError(f"expected a follower's greeting at {pair.address}, found {greeting[:32]!r}")
+        came = [self._hears(pair, deadline) for pair in self._pairs]
+        if not all(came):
+            raise DeadlineExceeded(f"{sum(came)} of {len(came)} followers came to {self._address}{self._stray}")
         for pair in self._pairs:
-            pair.send(READY, deadline)
+            self._send(pair, READY, deadline)
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
@@ -64,7 +65,7 @@ class NngFanoutSender(FanoutSender):
             messages = _messages(self._window.add(batch), batch)
             for pair in self._pairs:
                 for message in messages:
-                    pair.send(message, deadline)
+                    self._send(pair, message, deadline)
 
     def close(self) -> None:
         """Wait until what was sent has gone out, and close the sockets."""
@@ -72,6 +73,26 @@ class NngFanoutSender(FanoutSender):
         for pair in self._pairs:
             pair.flush(deadline)
             pair.close()
+
+    def _hears(self, pair: PairSocket, deadline: float) -> bool:
+        """Whether a follower says HELLO by the deadline; who says something else, or leaves, is forgotten."""
+        while True:
+            message = pair.receive_message(deadline)
+            if message is None and time.monotonic() >= deadline:
+                return False
+            if message is None or message.pipe is None:  # who said it has gone
+                continue
+            if message.bytes == HELLO and pair.settle():
+                return True
+            self._stray = f", and somebody who said {message.bytes[:32]!r}"
+            pair.turn_away()
+
+    def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
+        """Send a message to one follower; while that does not read, see that all are still there."""
+        while not pair.try_send(message, deadline):
+            self._check_followers()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{pair.peer} does not read")
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         self._ask()
@@ -82,9 +103,7 @@ class NngFanoutSender(FanoutSender):
             if mark is not None:
                 self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"follower {follower} of {self._address} is {self._options.send_buffer} bytes behind"
-                )
+                raise DeadlineExceeded(f"{self._pairs[follower].peer} is {self._options.send_buffer} bytes behind")
             else:
                 self._ask()
 
@@ -94,6 +113,10 @@ class NngFanoutSender(FanoutSender):
         for pair in self._pairs:
             pair.try_send(message, 0)
 
+    def _check_followers(self) -> None:
+        for pair in self._pairs:
+            pair.check_peer()
+
 
 class NngFanoutReceiver(FanoutReceiver):
     """A follower's end."""
@@ -102,7 +125,7 @@ class NngFanoutReceiver(FanoutReceiver):
         self._frames: deque[bytes] = deque()
         self._header = b""
         place = _at(address, follower)
-        self._pair = PairSocket(pynng.Pair0(), place, listen=False)
+        self._pair = PairSocket(pynng.Pair0(), place, f"the leader at {place}", listen=False)
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
@@ -153,7 +176,7 @@ def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:
         if message is None and pair.lost:
             message = pair.receive(0)  # what came before the connection broke is still to be had
             if message is None:
-                raise PeerLost(f"the peer at {pair.address} has gone")
+                pair.check_peer()
         if message is None and time.monotonic() >= deadline:
             raise DeadlineExceeded(f"{late}, at {pair.address}")
         if message is not None and message != FILLER:

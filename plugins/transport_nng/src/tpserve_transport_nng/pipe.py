@@ -32,7 +32,7 @@ class NngPipeSender(PipeSender):
         self._options = options
         self._address = check_address(address)
         self._window = Window(options.send_buffer, [RECEIVER])
-        self._pair = PairSocket(pynng.Pair1(), address, listen=False)
+        self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}", listen=False)
 
     def connect(self, deadline: float) -> None:
         """Wait for nng's handshake: from then on the receiver's socket takes what is sent, read or not."""

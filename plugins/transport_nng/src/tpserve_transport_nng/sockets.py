@@ -9,7 +9,8 @@ Each attempt of nng's to connect takes over a millisecond of CPU time. So who di
 listens, which takes a few microseconds, and lets nng connect when that is so.
 
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
-one end of a pair takes a single connection and turns away every other, its peer's second one included.
+one end of a pair takes a single connection and turns away every other; and who dialled then dials no more, for another
+leader may be there by now, whose pair would be taken by a follower of the one before.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -101,21 +102,24 @@ class PairSocket(Socket):
     Args:
         socket: a pynng.Pair0 or Pair1.
         address: where to listen or dial.
+        peer: what errors call the other end.
         listen: take the address; otherwise :meth:`dial` comes first.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(self, socket: Any, address: str, listen: bool) -> None:
+    def __init__(self, socket: Any, address: str, peer: str, listen: bool) -> None:
         super().__init__(socket, address)
-        self._has_dialled = False
+        self.peer = peer
+        self._dialer: Any = None
         self._was_taken = False
+        self._is_settled = not listen
         self._came = Event()
         self._left = Event()
         socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
-        socket.add_post_pipe_remove_cb(lambda _: self._left.set())
+        socket.add_post_pipe_remove_cb(lambda _: self._leave())
         socket.reconnect_time_min, socket.reconnect_time_max = RECONNECT, LONGEST_RECONNECT
         if listen:
             self._listen()
@@ -128,7 +132,7 @@ class PairSocket(Socket):
             TransportError: nobody can, as when the path is too long.
             Closed: :meth:`close` was called.
         """
-        if self._has_dialled:
+        if self._dialer is not None:
             return
         while not self._has_listener(deadline):
             if self._closed:
@@ -137,12 +141,13 @@ class PairSocket(Socket):
                 raise DeadlineExceeded(f"nobody came to {self.address}")
             time.sleep(ATTEMPTS)
         try:
-            self._socket.dial(self.address, block=False)
+            self._dialer = self._socket.dial(self.address, block=False)
         except pynng.Closed as error:
             raise Closed("the link was closed") from error
         except pynng.NNGException as error:
             raise TransportError(f"cannot dial {self.address}: {error}") from error
-        self._has_dialled = True
+        if self._left.is_set():
+            self._leave()
 
     def connected(self, deadline: float) -> bool:
         """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
@@ -152,6 +157,23 @@ class PairSocket(Socket):
     def lost(self) -> bool:
         """Whether the peer was there and has gone; it does not come back."""
         return self._left.is_set() and not self._closed
+
+    def check_peer(self) -> None:
+        """Raise PeerLost if the peer was there and has gone."""
+        if self.lost:
+            raise PeerLost(f"{self.peer} has gone")
+
+    def turn_away(self) -> None:
+        """Close the connection with somebody who was not expected; another may come."""
+        for pipe in self._socket.pipes:
+            with contextlib.suppress(pynng.NNGException):  # it has left
+                pipe.close()
+
+    def settle(self) -> bool:
+        """Say of an end that listens that its peer has come, and no other is to; False if that has gone already."""
+        self._is_settled = True
+        self._is_settled = self._was_taken
+        return self._is_settled
 
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""
@@ -168,8 +190,7 @@ class PairSocket(Socket):
             PeerLost: the peer has gone.
             Closed: :meth:`close` was called.
         """
-        if self.lost:
-            raise PeerLost(f"the peer at {self.address} has gone")
+        self.check_peer()
 
         def send(wait: bool) -> bool:
             self._socket.send(data, wait)
@@ -187,7 +208,7 @@ class PairSocket(Socket):
         """
         while not self.try_send(data, deadline):
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"the peer at {self.address} does not read")
+                raise DeadlineExceeded(f"{self.peer} does not read")
 
     def flush(self, deadline: float) -> None:
         """Wait until all that was sent has left the sending queue, or the deadline has passed."""
@@ -211,6 +232,17 @@ class PairSocket(Socket):
                 return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
             except OSError as error:
                 raise TransportError(f"cannot dial {self.address}: {error}") from error
+
+    def _leave(self) -> None:
+        """The connection has ended, or this end is being closed."""
+        if not self._is_settled:
+            self._came.clear()
+            self._was_taken = False
+            return
+        self._left.set()
+        if self._dialer is not None:
+            with contextlib.suppress(pynng.NNGException):  # it is closed already
+                self._dialer.close()
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""

@@ -38,6 +38,7 @@ class ZmqFanoutSender(FanoutSender):
         self._count = followers
         self._followers: dict[bytes, int] = {}
         self._window = Window(options.send_buffer, range(followers))
+        self._stray = ""
         self._asked = 0
         self._router = Router(context, address)
 
@@ -49,7 +50,8 @@ class ZmqFanoutSender(FanoutSender):
                 if parts is not None:
                     self._welcome(*parts)
                 elif time.monotonic() >= deadline:
-                    raise DeadlineExceeded(f"{len(self._followers)} of {self._count} followers came to {self._address}")
+                    came = f"{len(self._followers)} of {self._count} followers came to {self._address}"
+                    raise DeadlineExceeded(came + self._stray)
             self._send_all(READY)
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
@@ -67,11 +69,14 @@ class ZmqFanoutSender(FanoutSender):
         self._router.close(self._options.linger)
 
     def _welcome(self, name: bytes, *greeting: bytes) -> None:
-        missing = set(range(self._count)).difference(self._followers.values())
-        follower = next((number for number in missing if greeting == (HELLO, WORD.pack(number))), None)
-        if follower is None:
-            raise FrameError(f"expected a greeting of {sorted(missing)}, found {[part[:32] for part in greeting]}")
-        self._followers[name] = follower
+        """Take somebody for a follower; who greets otherwise gets no answer."""
+        number = next((number for number in range(self._count) if greeting == (HELLO, WORD.pack(number))), None)
+        if number is None:
+            self._stray = f", and somebody who said {[part[:32] for part in greeting]}"
+        elif number in self._followers.values():
+            raise FrameError(f"a second follower {number} came to {self._address}")
+        else:
+            self._followers[name] = number
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         # Not again and again: a follower that stands still would be sent questions without end.
@@ -86,7 +91,8 @@ class ZmqFanoutSender(FanoutSender):
             if self._router.somebody_left():
                 self._ask()
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"a follower of {self._address} is {self._options.send_buffer} bytes behind")
+                slowest = f"follower {self._window.slowest} of {self._address}"
+                raise DeadlineExceeded(f"{slowest} is {self._options.send_buffer} bytes behind")
         self._router.watch_no_more()
 
     def _take_mark(self, name: bytes, *parts: bytes) -> None:

@@ -44,6 +44,7 @@ class Socket:
         self._socket = context.socket(kind)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.setsockopt(zmq.LINGER, 0)  # until close() says how long: an end that is forgotten waits for nobody
         self._lock = RLock()
         self._closed = False
         self._timeout = -1
