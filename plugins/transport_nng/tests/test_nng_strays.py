@@ -137,13 +137,13 @@ def test_a_follower_that_has_lost_its_leader_does_not_come_to_the_next(tmp_path:
     with pynng.Pair0(listen=f"{place}.0", recv_timeout=30_000) as host:
         connecting = Task(lambda: follower.connect(soon()))
         assert host.recv() == HELLO
+    with pytest.raises(PeerLost):
+        connecting.result()
     came = Event()
     with pynng.Pair0() as host:
         host.add_pre_pipe_connect_cb(lambda _: came.set())
         host.listen(f"{place}.0")
         assert not came.wait(1)
-    with pytest.raises(PeerLost):
-        connecting.result()
 
 
 def test_one_follower_that_stands_still_hides_no_other_that_goes(tmp_path: Path) -> None:

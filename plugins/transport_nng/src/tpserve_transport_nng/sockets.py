@@ -9,8 +9,8 @@ Each attempt of nng's to connect takes over a millisecond of CPU time. So who di
 listens, which takes a few microseconds, and lets nng connect when that is so.
 
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
-one end of a pair takes a single connection and turns away every other; and who dialled then dials no more, for another
-leader may be there by now, whose pair would be taken by a follower of the one before.
+one end of a pair takes a single connection and turns away every other; and who has dialled dials no more once he has
+seen that, for another leader may come, whose pair would be taken by a follower of the one before.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -113,6 +113,7 @@ class PairSocket(Socket):
         super().__init__(socket, address)
         self.peer = peer
         self._dialer: Any = None
+        self._has_hung_up = False
         self._was_taken = False
         self._is_settled = not listen
         self._came = Event()
@@ -146,8 +147,6 @@ class PairSocket(Socket):
             raise Closed("the link was closed") from error
         except pynng.NNGException as error:
             raise TransportError(f"cannot dial {self.address}: {error}") from error
-        if self._left.is_set():
-            self._leave()
 
     def connected(self, deadline: float) -> bool:
         """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
@@ -160,8 +159,14 @@ class PairSocket(Socket):
 
     def check_peer(self) -> None:
         """Raise PeerLost if the peer was there and has gone."""
-        if self.lost:
-            raise PeerLost(f"{self.peer} has gone")
+        if not self.lost:
+            return
+        # Not as soon as it goes, in pynng's callback: that holds a lock for which a callback waits that this waits for.
+        if self._dialer is not None and not self._has_hung_up:
+            self._has_hung_up = True
+            with contextlib.suppress(pynng.NNGException):  # the socket is closed already
+                self._dialer.close()
+        raise PeerLost(f"{self.peer} has gone")
 
     def turn_away(self) -> None:
         """Close the connection with somebody who was not expected; another may come."""
@@ -240,9 +245,6 @@ class PairSocket(Socket):
             self._was_taken = False
             return
         self._left.set()
-        if self._dialer is not None:
-            with contextlib.suppress(pynng.NNGException):  # it is closed already
-                self._dialer.close()
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
