@@ -125,8 +125,8 @@ class Meeting:
 
     def _welcome(self, peer: socket.socket, greeting: bytes) -> None:
         """Take a guest for a follower, or turn it away."""
-        rank = int.from_bytes(greeting, "little")
-        if len(greeting) == RANK.size and LEADER < rank < self._context.size and rank not in self._peers:
+        rank = int.from_bytes(greeting, "little") if len(greeting) == RANK.size else LEADER
+        if LEADER < rank < self._context.size and rank not in self._peers:
             self._add(rank, peer)
             return
         peer.close()
