@@ -103,6 +103,8 @@ class Router(Socket):
             free_path(file)  # zmq itself takes the path of a living socket away
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # With a domain, though nobody is asked about it, zmq refuses its oldest protocol: any bytes pass for that.
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"tpserve")
         self._departures: zmq.Socket[bytes] | None = None
         self._in_doubt = False
         self._file: Path | None = None
