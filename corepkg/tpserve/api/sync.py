@@ -4,7 +4,8 @@ The leader *announces* a round and sends its frames; every follower *receives* t
 the round's frames from the fan-out. **The guarantee**: announcements arrive once each and in order, or both sides get
 an error at the deadline. One that is damaged, lost or repeated on its way over a fan-out is an error too, never another
 announcement. An announcement never waits for anything that a follower does later than receiving it, save taking the
-frames of earlier rounds.
+frames of earlier rounds. A stranger, who connects to where ranks meet and says nothing, or nonsense, takes no rank's
+place, delays none beyond a deadline and makes none fail.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ both sides get a :class:`~tpserve.api.errors.TransportError`; nothing is ever dr
 ready before its first send: :meth:`FanoutSender.connect` returns only when every follower will receive what
 is sent next. Memory is bounded, in bytes: a sender that runs ahead of its receiver blocks, until its deadline. A peer
 that dies is noticed within 5 seconds by a call that waits, for it or for others of the link, and by the next send.
-Waiting costs no CPU time.
+Waiting costs no CPU time. A *stranger*, who connects to where a link listens and says nothing, or nonsense, takes
+nobody's place, delays nobody beyond a deadline and makes nobody fail.
 
 Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
 to take it, for a bounded time. ``connect`` is called once, before anything else. After PeerLost or FrameError, and

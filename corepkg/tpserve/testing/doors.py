@@ -1,7 +1,7 @@
 """What the contracts say of those who meet: nobody is held up by strangers, or by one of them who was stopped.
 
-Strangers come to sockets in a directory, say nothing, and are more than it holds. One who was stopped may have been so
-in the middle of anything, and has a lock on every file.
+Strangers come before others, meanwhile and later; say nothing, or nonsense; and may be more than a socket holds. One
+who was stopped may have been so in the middle of anything, and has a lock on every file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +20,72 @@ import pytest
 
 from tpserve.api import DeadlineExceeded
 from tpserve.testing.lab import SLACK, Lab, Task, see_soon_after, soon
-from tpserve.testing.links import LinkContract, ends_of
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, difference, ends_of
 from tpserve.testing.processes import Child, numbered
+from tpserve.testing.strangers import SEEING, Strangers, overheard, silent_strangers
 from tpserve.testing.sync_group import Group
+from tpserve.testing.sync_group import numbered as announcement
 
-__all__ = ["FanoutDoorContract", "SyncDoorContract"]
+__all__ = ["LinkDoorContract", "SyncDoorContract"]
 
 CROWD = 200
 """More than wait at a socket, unless somebody lets them in."""
 
-SEEING = 0.3
-"""Seconds in which who wants to meet others has made a socket, if it makes one."""
+MANY = 100
 
 
-class FanoutDoorContract(LinkContract):
-    """What fan-outs promise of strangers."""
+class LinkDoorContract(LinkContract):
+    """What fan-outs and pipes promise of strangers.
 
-    def test_a_silent_stranger_holds_no_follower_up(self, lab: Lab, fanout: None) -> None:
-        """It has come first, and stays."""
-        leader, follower = ends_of(lab, 1)
-        leading = Task(leader.connect, soon())
-        with strangers(lab.directory, 1):
-            joining = Task(follower.connect, soon())
-            leading.result()
+    One who connects to where a link listens, and says nothing or nonsense, takes nobody's place, delays nobody beyond a
+    deadline and makes nobody fail; all frames arrive.
+    """
+
+    @ALL_SCHEMES
+    def test_strangers_hold_no_follower_up(self, lab: Lab, fanout: None) -> None:
+        """They come first, while followers join and when all have come; stay, or leave at once."""
+        with Strangers(_greetings_of_followers(lab)) as strangers:
+            address = lab.address()
+            leader = lab.transport().fanout_sender(address, 2)
+            joining = [Task(leader.connect, soon())]
+            strangers.come_first()
+            followers = []
+            for number in range(2):
+                followers.append(lab.transport().fanout_receiver(address, number, 2))
+                joining.append(Task(followers[-1].connect, soon()))
+                strangers.come()
+            for task in joining:
+                task.result()
+            strangers.come()
+            frames = [numbered(number) for number in range(MANY)]
+            reading = [Task(end.recv_many, MANY, soon()) for end in followers]
+            for batch in (frames[:1], frames[1:]):
+                leader.send_many(batch, soon())
+            for read in reading:
+                assert difference(read.result(), frames) is None
+
+    @ALL_SCHEMES
+    def test_strangers_hold_no_sender_up(self, lab: Lab, pipes: None) -> None:
+        """Nor a receiver; they come at any time."""
+        with Strangers(_greetings_of_senders(lab)) as strangers:
+            address = lab.address()
+            receiver = lab.transport().pipe_receiver(address)
+            strangers.come_first()
+            sender = lab.transport().pipe_sender(address)
+            joining = Task(sender.connect, soon())
+            strangers.come()
             joining.result()
-            leader.send_many([numbered(0)], soon())
-            assert follower.recv_many(1, soon()) == [numbered(0)]
+            for number in range(2):
+                sender.send(numbered(number), soon())
+                assert receiver.recv_many(1, 1, soon()) == [numbered(number)]
+                strangers.come()
 
     def test_a_leader_with_a_silent_stranger_keeps_its_deadline(self, lab: Lab, fanout: None) -> None:
         """Nobody else comes."""
         leader, _follower = ends_of(lab, 1)
         deadline = time.monotonic() + 2 * SEEING
         leading = Task(leader.connect, deadline)
-        with strangers(lab.directory, 1):
+        with silent_strangers(lab.directory, 1):
             sees_the_deadline(leading, deadline)
 
     @pytest.mark.parametrize("stopped", ["leader", "follower"])
@@ -78,29 +111,35 @@ class FanoutDoorContract(LinkContract):
     def test_a_follower_that_is_not_let_in_keeps_its_deadline(self, lab: Lab, fanout: None) -> None:
         """The leader is there, but busy elsewhere, and more have come already than can wait at its socket."""
         _leader, follower = ends_of(lab, 1)
-        with strangers(lab.directory, CROWD):
+        with silent_strangers(lab.directory, CROWD):
             deadline = time.monotonic() + 0.3
             sees_the_deadline(Task(follower.connect, deadline), deadline)
 
 
 class SyncDoorContract:
-    """What syncs promise of strangers."""
+    """What syncs promise of strangers: the same as links."""
 
-    def test_a_silent_stranger_holds_no_rank_up(self, group: Group) -> None:
-        """It has come first, and stays."""
-        lead, follow = group.apart(2)
-        leading = Task(lead, soon())
-        with strangers(group.run_dir, 1):
-            following = Task(follow, soon())
-            leading.result()
-            following.result()
+    def test_strangers_hold_no_rank_up(self, group: Group) -> None:
+        """They come first, while ranks join and when all have come; stay, or leave at once."""
+        with Strangers(_greetings_of_ranks(group)) as strangers:
+            lead, *follow = group.apart(3)
+            joining = [Task(lead, soon())]
+            strangers.come_first()
+            for join in follow:
+                joining.append(Task(join, soon()))
+                strangers.come()
+            leader, *followers = [task.result() for task in joining]
+            strangers.come()
+            hearing = [Task(end.receive, soon()) for end in followers]
+            leader.announce(announcement(0), soon())
+            assert [heard.result() for heard in hearing] == [announcement(0)] * 2
 
     def test_a_leader_with_a_silent_stranger_keeps_its_deadline(self, group: Group) -> None:
         """And leaves no file behind, though nobody else comes."""
         lead, _follow = group.apart(2)
         deadline = time.monotonic() + 2 * SEEING
         leading = Task(lead, deadline)
-        with strangers(group.run_dir, 1):
+        with silent_strangers(group.run_dir, 1):
             sees_the_deadline(leading, deadline)
         group.renew()
         assert group.files() == []
@@ -111,7 +150,7 @@ class SyncDoorContract:
         role: dict[str, Any] = {"role": "sync_follow", "rank": 1} if stopped else {"role": "sync_lead", "count": 0}
         with group.child(size=2, **role) as child:
             join = group.beside_process(rank=1 - stopped, size=2)
-            with standing_still(child, group.run_dir), strangers(group.run_dir, CROWD):
+            with standing_still(child, group.run_dir), silent_strangers(group.run_dir, CROWD):
                 deadline = time.monotonic() + 0.5
                 sees_the_deadline(Task(join, deadline), deadline)
 
@@ -131,23 +170,6 @@ def standing_still(child: Child, directory: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def strangers(directory: Path, count: int) -> Iterator[None]:
-    """Have so many connect to each socket in a directory, or as can. They say nothing and stay."""
-    guests: list[socket.socket] = []
-    end = time.monotonic() + SEEING
-    try:
-        while not guests and time.monotonic() < end:
-            for path in directory.iterdir():
-                if path.is_socket():
-                    guests += _crowd(path, count)
-            time.sleep(0.01)
-        yield
-    finally:
-        for guest in guests:
-            guest.close()
-
-
 def sees_the_deadline(task: Task[Any], deadline: float) -> None:
     """See a call end at its deadline, and not much later."""
     with pytest.raises(DeadlineExceeded):
@@ -155,15 +177,41 @@ def sees_the_deadline(task: Task[Any], deadline: float) -> None:
     see_soon_after(deadline)
 
 
-def _crowd(path: Path, count: int) -> list[socket.socket]:
-    """Come to a socket of whatever type, until nobody else can."""
-    came: list[socket.socket] = []
-    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
-        for _ in range(count):
-            guest = socket.socket(socket.AF_UNIX, kind)
-            guest.setblocking(False)
-            if guest.connect_ex(str(path)):
-                guest.close()
-                break
-            came.append(guest)
-    return came
+def _greetings_of_followers(lab: Lab) -> list[bytes]:
+    address = lab.address()
+
+    def lead(deadline: float) -> None:
+        with lab.transport().fanout_sender(address, 1) as end:
+            end.connect(deadline)
+
+    def follow(deadline: float) -> None:
+        with lab.transport().fanout_receiver(address, 0, 1) as end:
+            end.connect(deadline)
+
+    return overheard(lead, follow)
+
+
+def _greetings_of_senders(lab: Lab) -> list[bytes]:
+    address = lab.address()
+
+    def read(deadline: float) -> None:
+        with lab.transport().pipe_receiver(address) as end:
+            end.recv_many(1, 1, deadline)
+
+    def send(deadline: float) -> None:
+        with lab.transport().pipe_sender(address) as end:
+            end.connect(deadline)
+
+    return overheard(read, send)
+
+
+def _greetings_of_ranks(group: Group) -> list[bytes]:
+    def joining(rank: int, join: Callable[[float], object], deadline: float) -> None:
+        try:
+            join(deadline)
+        finally:
+            group.leave(rank)
+
+    greetings = overheard(*(partial(joining, rank, join) for rank, join in enumerate(group.apart(2))))
+    group.renew()
+    return greetings

@@ -38,7 +38,7 @@ from tpserve.api import (
     UnsupportedByPlugin,
 )
 from tpserve.sync.inband import InbandSync
-from tpserve.testing.doors import FanoutDoorContract
+from tpserve.testing.doors import LinkDoorContract
 from tpserve.testing.fanout import FanoutContract
 from tpserve.testing.lab import LOOPBACK, Lab, Task, leaks_files, leaks_names, refused, soon
 from tpserve.testing.links import fan_out, pipe
@@ -62,7 +62,7 @@ MALFORMED = (
 )
 
 
-class TransportContract(FanoutContract, PipeContract, FanoutDoorContract):
+class TransportContract(FanoutContract, PipeContract, LinkDoorContract):
     """Subclass it, with the fixture ``spec``, whose capabilities say what is tried."""
 
     def test_rounds_are_the_same_for_every_rank(self, lab: Lab, fanout: None) -> None:

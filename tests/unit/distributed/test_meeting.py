@@ -156,15 +156,6 @@ def test_a_second_of_the_same_rank_is_an_error(meeting, tmp_path):
         leading.result()
 
 
-def test_a_silent_stranger_holds_nobody_up(meeting, tmp_path):
-    leading = Task(meeting(0, 2).lead, [], soon())
-    with socket.socket(socket.AF_UNIX) as stranger:
-        while stranger.connect_ex(str(tmp_path / "sync")):
-            assert not leading.is_done
-        meeting(1, 2).follow(0, soon())
-        leading.result()
-
-
 def test_cores_are_counted_together(meeting, monkeypatch):
     ends = met(meeting, 2)
     for own, peers, cores in (({0}, {0}, 1), ({0}, {1}, 2), ({0, 1}, {1}, 2)):

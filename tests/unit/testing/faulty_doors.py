@@ -5,7 +5,7 @@ import math
 import os
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -18,6 +18,8 @@ from tpserve.sync.shm import ShmSync
 from tpserve.testing.sync import SyncContract
 from tpserve.testing.transport import TransportContract
 from tpserve.transports.inproc import InprocTransport
+
+GREETING = b"tps1"
 
 
 def read_one(door, deadline):
@@ -32,15 +34,38 @@ def read_one(door, deadline):
 class Sound(InprocTransport):
     """Meets at a socket first, and breaks nothing."""
 
+    size = len(GREETING)
+
     def fanout_sender(self, address, followers):
-        sender, path = super().fanout_sender(address, followers), ipc_path(address)
-        door = socket.socket(socket.AF_UNIX)
-        connect, close = sender.connect, sender.close
+        sender = super().fanout_sender(address, followers)
+        door = self.open_door(address, sender)
+        connect = sender.connect
 
         def meet(deadline):
-            for _ in range(followers):
-                self.greet(door, deadline).close()
+            came = 0
+            with closing(self.guests(door, deadline)) as guests:
+                while came < followers:
+                    came += self.greet(*next(guests))
             connect(deadline)
+
+        sender.connect = meet
+        return sender
+
+    def pipe_receiver(self, address):
+        receiver = super().pipe_receiver(address)
+        door = self.open_door(address, receiver)
+        receive = receiver.recv_many
+
+        def look_and_receive(most, size, deadline):
+            self.look(door)
+            return receive(most, size, deadline)
+
+        receiver.recv_many = look_and_receive
+        return receiver
+
+    def open_door(self, address, end):
+        """Listen at an address until an end is closed."""
+        door, path, close = socket.socket(socket.AF_UNIX), ipc_path(address), end.close
 
         def leave():
             if door.fileno() >= 0:
@@ -53,9 +78,9 @@ class Sound(InprocTransport):
         except OSError as error:
             door.close()
             raise TransportError(f"cannot listen at {path}: {error}") from error
-        door.listen(followers)
-        sender.connect, sender.close = meet, leave
-        return sender
+        door.listen(16)
+        end.close = leave
+        return door
 
     def fanout_receiver(self, address, follower, followers):
         receiver, path = super().fanout_receiver(address, follower, followers), ipc_path(address)
@@ -68,15 +93,22 @@ class Sound(InprocTransport):
                         break
                     time.sleep(0.01)
                 else:
-                    end.send(b"tps1")
+                    end.send(GREETING)
                 connect(deadline)
 
         receiver.connect = meet
         return receiver
 
-    def greet(self, door, deadline):
-        with closing(greetings(door, 4, deadline, lambda: "nobody came")) as guests:
-            return next(guests)[0]
+    def guests(self, door, deadline):
+        return greetings(door, self.size, deadline, lambda: "nobody came")
+
+    def greet(self, guest, greeting):
+        """Whether this is a follower."""
+        guest.close()
+        return greeting == GREETING
+
+    def look(self, door):
+        """Nobody is expected."""
 
     def dial(self, end, path):
         return dial(end, path)
@@ -85,8 +117,61 @@ class Sound(InprocTransport):
 class Trusting(Sound):
     """Waits for what a stranger says."""
 
-    def greet(self, door, deadline):
-        return read_one(door, deadline)
+    def guests(self, door, deadline):
+        while True:
+            yield read_one(door, deadline), GREETING
+
+
+class Believing(Sound):
+    """Waits for the rest of a greeting that has begun well."""
+
+    size = 1
+
+    def greet(self, guest, greeting):
+        guest.settimeout(3)
+        with guest, suppress(TimeoutError):
+            while GREETING.startswith(greeting) and greeting != GREETING and (more := guest.recv(1)):
+                greeting += more
+        return greeting == GREETING
+
+
+class Gullible(Sound):
+    """Takes whoever says something for a follower."""
+
+    def greet(self, guest, greeting):
+        guest.close()
+        return True
+
+
+class Touchy(Sound):
+    """Wants to have to do with nobody but followers."""
+
+    def greet(self, guest, greeting):
+        if not super().greet(guest, greeting):
+            raise TransportError(f"somebody says {greeting}")
+        return True
+
+
+class Curious(Sound):
+    """Listens on, and fails when somebody comes who is not expected."""
+
+    def fanout_sender(self, address, followers):
+        sender = super().fanout_sender(address, followers)
+        door = self.open_door(f"{address}.late", sender)
+        send_many = sender.send_many
+
+        def look_and_send(frames, deadline):
+            self.look(door)
+            send_many(frames, deadline)
+
+        sender.send_many = look_and_send
+        return sender
+
+    def look(self, door):
+        door.setblocking(False)
+        with suppress(BlockingIOError):
+            door.accept()[0].close()
+            raise TransportError("somebody has come")
 
 
 class Queueing(Sound):
@@ -104,6 +189,25 @@ class Hoping(Sound):
             return super().dial(end, path)
         except TransportError:
             return False
+
+
+class GullibleMeeting(meeting.Meeting):
+    def _welcome(self, peer, greeting):
+        self._add(len(self._peers) + 1, peer)
+
+
+class TouchyMeeting(meeting.Meeting):
+    def _welcome(self, peer, greeting):
+        super()._welcome(peer, greeting)
+        if self._stray:
+            raise TransportError(self._stray)
+
+
+class HalfMeeting(meeting.Meeting):
+    """Knows a follower by half of what it says."""
+
+    def _welcome(self, peer, greeting):
+        super()._welcome(peer, greeting.ljust(meeting.RANK.size, b"\0") if len(greeting) > 1 else greeting)
 
 
 class TrustingMeeting(meeting.Meeting):
@@ -140,6 +244,30 @@ class QueueingSync(ShmSync):
         self._meeting = QueueingMeeting(context)
 
 
+class GullibleSync(ShmSync):
+    """Takes whoever says something for the next rank."""
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self._meeting = GullibleMeeting(context)
+
+
+class TouchySync(ShmSync):
+    """Wants to have to do with nobody but its ranks."""
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self._meeting = TouchyMeeting(context)
+
+
+class HalfSync(ShmSync):
+    """Knows a rank by half of what it says."""
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self._meeting = HalfMeeting(context)
+
+
 class LockingSync(ShmSync):
     """Waits for a lock, which somebody may have who was stopped."""
 
@@ -168,14 +296,20 @@ class LitteringSync(ShmSync):
 
 
 class TestFaulty(TransportContract):
+    pipes_too = False
+
     @pytest.fixture
     def spec(self):
         return TransportSpec(
             name="faulty",
             summary="breaks a promise",
             factory=f"{__name__}:{os.environ['FAULT']}",
-            capabilities=TransportCapabilities(fanout=True, pipes=False, multi_process=False),
+            capabilities=TransportCapabilities(fanout=True, pipes=self.pipes_too, multi_process=False),
         )
+
+
+class TestFaultyPipes(TestFaulty):
+    pipes_too = True
 
 
 class TestFaultySync(SyncContract):
