@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tpserve.errors import UnavailablePlugin, UserError
-from tpserve.weights.cache import build_once, cache_folder, is_built
+from tpserve.native.signatures import SYMBOLS
+from tpserve.weights.cache import build_once, cache_folder, in_cache, is_built
 
 __all__ = ["built_library", "prepare", "probe"]
 
 SOURCES = Path(__file__).parent
 LIBRARY = "kernels.so"
+DIGEST = "kernels.so.sha256"
+"""Written when the library has been loaded once: what does not match it is damaged."""
 NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
 FLAGS = ("-std=c++17", "-O3", NATIVE, "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("c++", "g++", "clang++")
+COMPILER_HINT = "Set CXX to a C++ compiler, such as g++"
 SECONDS = 300.0
 CPU_INFO = Path("/proc/cpuinfo")
+
+TRIAL = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for name in sys.argv[2:]:
+    ctypes.c_char.in_dll(library, name)
+"""
 
 
 def prepare(notify: Callable[[str], None]) -> None:
@@ -31,36 +42,35 @@ def prepare(notify: Callable[[str], None]) -> None:
     try:
         compiler = _compiler()
         folder = _folder(compiler)
-        if not is_built(folder):
+        if not is_built(folder, _is_whole):
             notify(f"compiling the CPU kernels into {folder} (once, some seconds)")
-            _build(compiler, folder)
+            _build(compiler, folder, _is_whole)
     except UserError:
         return
 
 
 def built_library() -> Path:
-    """The compiled kernels, for ``ctypes``; compiled now if need be.
+    """The compiled kernels, for ``ctypes``; compiled now if need be, and anew if they are damaged.
 
     Several processes may call this at once: one compiles, the others wait.
 
     Raises:
-        UnavailablePlugin: there is no compiler, or it cannot compile them.
+        UnavailablePlugin: there is no compiler, it cannot compile them, or what it makes cannot be loaded.
         ModelError: the cache cannot be written.
     """
     compiler = _compiler()
     folder = _folder(compiler)
-    _build(compiler, folder)
+    _build(compiler, folder, _is_whole)
     return folder / LIBRARY
 
 
 def probe() -> str | None:
-    """Why the kernels cannot be used here, or None."""
+    """Why the kernels cannot be used here and what to do about it, or None."""
     try:
-        ctypes.CDLL(str(built_library()))
+        compiler = _compiler()
+        _build(compiler, _folder(compiler), _is_loadable)
     except UserError as error:
-        return error.message
-    except OSError as error:
-        return f"the compiled kernels cannot be loaded: {error}"
+        return f"{error.message}: {error.hint[:1].lower()}{error.hint[1:]}" if error.hint else error.message
     return None
 
 
@@ -68,11 +78,21 @@ def _compiler() -> list[str]:
     """The command: ``CXX``, or the first compiler of the usual names."""
     chosen = os.environ.get("CXX", "")
     if chosen:
-        return shlex.split(chosen)
+        return _split(chosen)
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
     raise UnavailablePlugin("there is no C++ compiler", "Install g++, or set CXX")
+
+
+def _split(chosen: str) -> list[str]:
+    try:
+        words = shlex.split(chosen)
+    except ValueError as error:
+        raise UnavailablePlugin(f"CXX is {chosen!r}: {error}", COMPILER_HINT) from None
+    if not words:
+        raise UnavailablePlugin(f"CXX is {chosen!r}, which names no compiler", COMPILER_HINT)
+    return words
 
 
 def _folder(compiler: list[str]) -> Path:
@@ -104,27 +124,56 @@ def _processor() -> str:
     return "".join(lines)
 
 
-def _build(compiler: list[str], folder: Path) -> None:
+def _build(compiler: list[str], folder: Path, is_whole: Callable[[Path], bool]) -> None:
     def compile_into(partial: Path) -> None:
-        _run(
-            [
-                *compiler,
-                *FLAGS,
-                *(str(path) for path in _source_files() if path.suffix == ".cpp"),
-                "-o",
-                str(partial / LIBRARY),
-            ]
-        )
+        library = partial / LIBRARY
+        sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
+        _run([*compiler, *FLAGS, *sources, "-o", str(library)])
+        flaw = _flaw(library)
+        if flaw:
+            raise UnavailablePlugin(f"what {compiler[0]} compiles cannot be loaded: {flaw}", COMPILER_HINT)
+        with in_cache(folder):
+            (partial / DIGEST).write_text(_digest(library))
 
-    build_once(folder, compile_into, waiting=lambda: None)
+    build_once(folder, compile_into, waiting=lambda: None, is_whole=is_whole)
+
+
+def _is_loadable(folder: Path) -> bool:
+    """Whether a library is whole and this machine still has what it needs."""
+    return _is_whole(folder) and not _flaw(folder / LIBRARY)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a library is as it was when it could be loaded."""
+    try:
+        return (folder / DIGEST).read_text(errors="replace") == _digest(folder / LIBRARY)
+    except OSError:
+        return False
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _flaw(library: Path) -> str:
+    """Why a library cannot be loaded, or lacks something; empty if neither. Tried by a process that it may crash."""
+    done = _finished([sys.executable, "-I", "-S", "-c", TRIAL, str(library), *SYMBOLS])
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.strip().splitlines()
+    return said[-1].partition(": ")[2] if said else f"it ends a process with exit code {done.returncode}"
 
 
 def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailablePlugin(f"{command[0]} cannot be run: {error}") from error
+    done = _finished(command)
     if done.returncode != 0:
         complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no error was given")
-        raise UnavailablePlugin(f"{command[0]} cannot compile the kernels: {complaint}")
+        raise UnavailablePlugin(f"{command[0]} cannot compile the kernels: {complaint}", COMPILER_HINT)
     return done.stdout
+
+
+def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailablePlugin(f"{command[0]} cannot be run: {error}", COMPILER_HINT) from error

@@ -1,29 +1,19 @@
-"""The compiled kernels as functions. What their arguments mean is written beside them in C++."""
+"""The compiled kernels as functions."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # Brings the OpenMP runtime that the kernels then share, with its threads.
 import torch  # noqa: F401
 
 from tpserve.native.build import built_library
+from tpserve.native.signatures import DTYPES, PANEL_WIDTH, SIGNATURES
 
 __all__ = ["DTYPES", "Decode", "Kernels", "load_kernels"]
-
-DTYPES = ("float32", "bfloat16")
-
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "linear": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int),
-    "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int),
-    "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int),
-    "rotate_and_store": (*[c_void_p] * 7, c_float, *[c_int64] * 4, c_int),
-    "silu_and_mul": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-    "decode": (c_void_p, c_int),
-}
 
 
 class Decode(ctypes.Structure):
@@ -78,6 +68,6 @@ def load_kernels(dtype: str) -> Kernels:
     def find(name: str) -> Callable[..., None]:
         address = c_void_p.in_dll(library, f"{name}_{dtype}").value
         assert address is not None
-        return ctypes.CFUNCTYPE(None, *_SIGNATURES[name])(address)
+        return ctypes.CFUNCTYPE(None, *SIGNATURES[name])(address)
 
-    return Kernels(c_int.in_dll(library, "panel_width").value, *(find(name) for name in _SIGNATURES))
+    return Kernels(c_int.in_dll(library, PANEL_WIDTH).value, *(find(name) for name in SIGNATURES))

@@ -16,7 +16,7 @@ import msgspec
 from tpserve.errors import ModelError
 from tpserve.values import is_text
 
-__all__ = ["build_once", "cache_folder", "content_hash", "is_built"]
+__all__ = ["build_once", "cache_folder", "content_hash", "in_cache", "is_built"]
 
 
 def cache_folder() -> Path:
@@ -69,35 +69,51 @@ def content_hash(path: Path) -> str:
     return sha256
 
 
-def is_built(target: Path) -> bool:
+def _is_there(target: Path) -> bool:
+    return target.exists()
+
+
+def is_built(target: Path, is_whole: Callable[[Path], bool] = _is_there) -> bool:
     """Whether a folder of the cache has been made. If not, it is seen to that it can be: making it takes a while.
+
+    Args:
+        target: the folder.
+        is_whole: as for :func:`build_once`.
 
     Raises:
         ModelError: the cache cannot be read or written.
     """
-    with _in_cache(target):
-        if target.exists():
+    with in_cache(target):
+        if is_whole(target):
             return True
         _open_lock(target).close()
     return False
 
 
-def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[], None]) -> None:
-    """Make the folder ``target`` unless it is there.
+def build_once(
+    target: Path,
+    build: Callable[[Path], None],
+    waiting: Callable[[], None],
+    is_whole: Callable[[Path], bool] = _is_there,
+) -> None:
+    """Make the folder ``target`` unless it is there; then nothing is written, so the cache may be read-only.
 
     Several processes may call this at once: one builds, the others wait for it. ``target`` appears whole or not at
     all; what a killed builder left is removed by the next one.
 
     Args:
-        target: the folder; an existing one is complete.
+        target: the folder.
         build: fills the empty folder that it is given.
         waiting: called when another process is building the same target.
+        is_whole: whether the folder can be used as it is; if there is one that cannot, its files are replaced.
 
     Raises:
         ModelError: the cache cannot be written.
     """
     partial = target.with_name(f"{target.name}.partial")
-    with _in_cache(target):
+    with in_cache(target):
+        if is_whole(target):
+            return
         lock = _open_lock(target)
     with lock:
         try:
@@ -105,16 +121,26 @@ def build_once(target: Path, build: Callable[[Path], None], waiting: Callable[[]
         except BlockingIOError:
             waiting()
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
-            return
-        shutil.rmtree(partial, ignore_errors=True)
-        with _in_cache(target):
+        with in_cache(target):
+            if is_whole(target):
+                return
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         try:
             build(partial)
-            partial.rename(target)
+            with in_cache(target):
+                _put(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(partial: Path, target: Path) -> None:
+    """Put a folder in its place. Whoever reads the files of a damaged one meanwhile finds old ones or new ones."""
+    if not target.exists():
+        partial.rename(target)
+        return
+    for made in partial.iterdir():
+        made.replace(target / made.name)
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -152,7 +178,7 @@ def _open_lock(target: Path) -> TextIOWrapper:
 
 
 @contextmanager
-def _in_cache(target: Path) -> Iterator[None]:
+def in_cache(target: Path) -> Iterator[None]:
     """What goes wrong with the files around a folder of the cache, as an error that says so."""
     try:
         yield

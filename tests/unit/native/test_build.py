@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tpserve.errors import UnavailablePlugin
-from tpserve.native.build import built_library, prepare, probe
+from tpserve.native import build
+from tpserve.native.build import COMPILERS, built_library, prepare, probe
+from tpserve.native.signatures import SYMBOLS
+from tpserve.weights import cache
 
 COMPILER = """\
 #!/bin/sh
@@ -42,6 +48,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     found = Compiler(tmp_path)
     found.write()
     monkeypatch.setenv("CXX", str(found.path))
+    monkeypatch.setattr(build, "_flaw", lambda library: "" if library.read_text() == "library\n" else "no library")
     return found
 
 
@@ -90,21 +97,91 @@ def test_who_starts_is_told_once_that_it_takes_a_while(compiler: Compiler) -> No
 def test_a_compiler_that_fails_is_reported_and_tried_again(compiler: Compiler) -> None:
     compiler.write(action="echo 'fatal error: omp.h: none' >&2; exit 1")
     prepare(lambda _: None)
-    assert probe() == f"{compiler.path} cannot compile the kernels: fatal error: omp.h: none"
+    assert probe() == (
+        f"{compiler.path} cannot compile the kernels: fatal error: omp.h: none: set CXX to a C++ compiler, such as g++"
+    )
     compiler.write()
     assert built_library().exists()
 
 
-def test_a_library_that_cannot_be_loaded_is_reported(compiler: Compiler) -> None:
-    reason = probe()
-    assert reason is not None
-    assert reason.startswith("the compiled kernels cannot be loaded: ")
+def cut(library: Path) -> None:
+    os.truncate(library, 3)
+
+
+def zero(library: Path) -> None:
+    library.write_bytes(bytes(library.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, zero])
+@pytest.mark.parametrize("use", [probe, built_library, lambda: prepare(lambda _: None)])
+def test_a_damaged_library_is_compiled_anew(
+    compiler: Compiler, damage: Callable[[Path], None], use: Callable[[], object]
+) -> None:
+    library = built_library()
+    damage(library)
+    for _ in range(2):
+        use()
+        assert library.read_text() == "library\n"
+        assert compiler.runs == 2
+
+
+def test_several_that_find_it_damaged_compile_it_once(compiler: Compiler) -> None:
+    library = built_library()
+    zero(library)
+    compiler.write(action="sleep 0.3")
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: probe(), range(4))] == [None] * 4
+    assert compiler.runs == 2
+
+
+def test_one_that_this_machine_can_no_longer_load_is_compiled_anew(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_library()
+    answers = iter(["libgomp.so.1: cannot open shared object file", "the same again", ""])
+    monkeypatch.setattr(build, "_flaw", lambda _: next(answers))
+    assert probe() is None
+    assert compiler.runs == 2
+
+
+def test_a_ready_library_needs_no_cache_that_can_be_written(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = built_library()
+    monkeypatch.setattr(cache, "_open_lock", None)
+    assert probe() is None
+    assert built_library() == library
+
+
+def test_what_cannot_be_loaded_is_reported_and_not_kept(compiler: Compiler) -> None:
+    compiler.write(action='for last; do :; done; echo half > "$last"; exit')
+    assert probe() == (
+        f"what {compiler.path} compiles cannot be loaded: no library: set CXX to a C++ compiler, such as g++"
+    )
+    compiler.write()
+    assert probe() is None
+
+
+def test_a_flaw_is_what_the_loader_says(tmp_path: Path) -> None:
+    library = tmp_path / "kernels.so"
+    assert "No such file" in build._flaw(library)
+    library.write_bytes(b"\x7fELF")
+    assert "file too short" in build._flaw(library)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+def test_so_is_a_symbol_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    library = tmp_path / "kernels.so"
+    build._run([*build._compiler(), "-shared", "-xc++", os.devnull, "-o", str(library)])
+    ctypes.CDLL(str(library))
+    assert build._flaw(library) == f"{library}: undefined symbol: {SYMBOLS[0]}"
 
 
 def test_without_a_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert probe() == "there is no C++ compiler"
+    assert probe() == "there is no C++ compiler: install g++, or set CXX"
     with pytest.raises(UnavailablePlugin) as caught:
         built_library()
     assert caught.value.hint == "Install g++, or set CXX"
@@ -112,6 +189,20 @@ def test_without_a_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch,
     assert "gone cannot be run" in (probe() or "")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [('g++ "', "CXX is 'g++ \"': No closing quotation"), (" ", "CXX is ' ', which names no compiler")],
+)
+def test_a_compiler_that_is_no_command(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, chosen: str, reason: str
+) -> None:
+    monkeypatch.setenv("CXX", chosen)
+    prepare(lambda _: None)
+    assert probe() == f"{reason}: set CXX to a C++ compiler, such as g++"
+
+
 def test_a_cache_that_cannot_be_written_is_reported(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPSERVE_CACHE", str(compiler.path / "cache"))
-    assert "cannot write the cache" in (probe() or "")
+    reason = probe() or ""
+    assert "cannot write the cache" in reason
+    assert "set TPSERVE_CACHE to a folder" in reason

@@ -202,6 +202,25 @@ def test_what_is_built_is_found_where_nothing_can_be_written(cache: Path, monkey
     target.mkdir()
     monkeypatch.setattr(module, "_open_lock", never)
     assert is_built(target)
+    build_once(target, lambda _: None, never)
+
+
+def test_a_folder_that_is_not_whole_is_built_anew(tmp_path: Path) -> None:
+    target, content = tmp_path / "target", tmp_path / "target" / "content"
+
+    def is_whole(folder: Path) -> bool:
+        return (folder / "content").exists() and (folder / "content").read_text() == "whole"
+
+    def build(folder: Path) -> None:
+        (folder / "content").write_text("whole")
+
+    target.mkdir()
+    content.write_text("half")
+    assert not is_built(target, is_whole)
+    build_once(target, build, never, is_whole)
+    assert content.read_text() == "whole"
+    assert is_built(target, is_whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "target.lock"]
 
 
 def test_a_home_that_nobody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
