@@ -20,7 +20,7 @@ from tpserve.plugins.discovery import AVAILABLE, Entry, Status, discover
 from tpserve.plugins.loading import BadPlugin, load_spec
 from tpserve.values import convert, did_you_mean
 
-__all__ = ["INTERFACES", "Entry", "Plugin", "Registry", "Status"]
+__all__ = ["INTERFACES", "Entry", "Plugin", "Registry", "Status", "look_elsewhere"]
 
 INTERFACES: dict[str, type] = {
     "transport": Transport,
@@ -106,13 +106,13 @@ class Plugin(msgspec.Struct, frozen=True):
         except Exception as error:
             # Large libraries fail on import in many ways (a driver, an assertion), and all mean: not on this machine.
             reason = f"importing {module_name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
-            raise UnavailablePlugin(f"{self.entry.key} is unavailable: {reason}") from error
+            raise UnavailablePlugin(f"{self.entry.key} is unavailable: {reason}", look_elsewhere(self.kind)) from error
         found = getattr(module, class_name, None)
         base = INTERFACES[self.kind]
         if not (isinstance(found, type) and issubclass(found, base)):
             raise PluginError(
                 f"{self.entry.key}: {self.spec.factory} must be a subclass of tpserve.api.{base.__name__}",
-                f"That is a fault of {self.entry.distribution} {self.entry.version}",
+                _fault(self.entry),
             )
         return found
 
@@ -156,7 +156,9 @@ class Registry:
         plugin = self.describe(self._find(kind, name))
         status = self._check(plugin.spec) if probe else check_requirements(plugin.spec.requires)
         if status is not AVAILABLE:
-            raise UnavailablePlugin(f"{plugin.entry.key} is unavailable: {status.reason}", status.hint)
+            raise UnavailablePlugin(
+                f"{plugin.entry.key} is unavailable: {status.reason}", status.hint or look_elsewhere(kind)
+            )
         return plugin
 
     def describe(self, entry: Entry) -> Plugin:
@@ -171,7 +173,7 @@ class Registry:
             status = error.status
             kind = PluginConflict if status.state == "conflict" else PluginError
             word = "ambiguous" if kind is PluginConflict else status.state
-            raise kind(f"{entry.key} is {word}: {status.reason}", status.hint) from error
+            raise kind(f"{entry.key} is {word}: {status.reason}", status.hint or _fault(entry)) from error
 
     def check_option(self, kind: str, name: str | None, field: str, value: Any) -> None:
         """Check an option that somebody has set, whether or not its plugin is going to be used.
@@ -238,3 +240,12 @@ class Registry:
                 return entry
         names = sorted({entry.name for entry in self.entries(kind) if entry.problem is None})
         raise UnknownPlugin(f"there is no {kind} plugin named {name!r}", did_you_mean(name, names, what="Available"))
+
+
+def look_elsewhere(kind: str) -> str:
+    """A hint where nothing is known that would make a part of this kind usable."""
+    return f"tpserve plugins list --kind {kind} shows what else there is"
+
+
+def _fault(entry: Entry) -> str:
+    return f"That is a fault of {entry.distribution} {entry.version}"

@@ -30,7 +30,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     ("arguments", "says"),
     [
         ("--a zqm", "error: there is no transport plugin named 'zqm'\nhint: Available: "),
-        ("--a inproc", "error: transport.inproc works inside one process only"),
+        ("--a inproc", "error: transport.inproc works inside one process only\nhint: tpserve plugins list"),
         ("--a zmq,sync=glo", "error: there is no sync plugin named 'glo'"),
         ("--a zmq -o transport.bach=1", "error: -o transport.bach=1: no transport has an option 'bach'"),
         ("--a zmq -o transport.batch", "error: -o transport.batch: no value"),

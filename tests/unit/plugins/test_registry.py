@@ -135,8 +135,9 @@ def test_a_missing_requirement_is_said_with_the_command_that_mends_it(registry: 
 
 
 def test_a_probe_decides_unless_it_is_skipped(registry: Registry) -> None:
-    with pytest.raises(UnavailablePlugin, match=r"policy\.refusing is unavailable: wrong phase of the moon"):
+    with pytest.raises(UnavailablePlugin, match=r"policy\.refusing is unavailable: wrong phase of the moon") as caught:
         registry.load("policy", "refusing")
+    assert caught.value.hint == "tpserve plugins list --kind policy shows what else there is"
     assert registry.load("policy", "refusing", probe=False).name == "refusing"
 
 
@@ -158,6 +159,15 @@ def test_a_broken_plugin_is_an_error_only_when_it_is_chosen(site: Any) -> None:
     assert registry.load("policy", "fcfs").name == "fcfs"
 
 
+def test_a_wrong_spec_is_said_to_be_whose_fault_it_is(site: Any) -> None:
+    plugin = PLUGIN.replace("options=AcmeOptions", "options=int")
+    site.add("acme", {"policy.good": "bad.plugin"}, {"bad/__init__.py": "", "bad/plugin.py": plugin})
+
+    with pytest.raises(PluginError, match=r"policy\.good is broken: its options must be a subclass") as caught:
+        Registry.discover().load("policy", "good")
+    assert caught.value.hint == "That is a fault of acme 1.0"
+
+
 @pytest.mark.parametrize("name", ["odd", "absent"])
 def test_a_factory_must_be_of_its_kind(registry: Registry, name: str) -> None:
     with pytest.raises(PluginError, match=r"must be a subclass of tpserve\.api\.Policy.* fault of acme 1\.0"):
@@ -165,8 +175,9 @@ def test_a_factory_must_be_of_its_kind(registry: Registry, name: str) -> None:
 
 
 def test_a_factory_that_cannot_be_imported_is_unavailable(registry: Registry) -> None:
-    with pytest.raises(UnavailablePlugin, match=r"importing acme\.heavy failed: AssertionError: no driver"):
+    with pytest.raises(UnavailablePlugin, match=r"importing acme\.heavy failed: AssertionError: no driver") as caught:
         registry.load("policy", "heavy").factory()
+    assert caught.value.hint == "tpserve plugins list --kind policy shows what else there is"
 
 
 def test_statuses_come_in_order_and_raise_nothing(registry: Registry) -> None:

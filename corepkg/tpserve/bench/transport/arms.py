@@ -17,7 +17,7 @@ from tpserve.errors import ConfigError, PluginError, UnavailablePlugin, Unsuppor
 from tpserve.launch.checks import check_fanout
 from tpserve.launch.compose import SYNCS, TRANSPORTS, Part
 from tpserve.plugins.availability import check_requirements
-from tpserve.plugins.registry import Plugin, Registry
+from tpserve.plugins.registry import Plugin, Registry, look_elsewhere
 from tpserve.settings import OptionTable, plugin_options
 from tpserve.values import did_you_mean
 
@@ -127,14 +127,14 @@ def _choose(
             return _take(registry, kind, name, "auto", options, own)
         except PluginError as error:
             passed.append(error.message)
-    raise UnavailablePlugin(f"no {kind} can be used: {'; '.join(passed)}")
+    raise UnavailablePlugin(f"no {kind} can be used: {'; '.join(passed)}", look_elsewhere(kind))
 
 
 def _take(registry: Registry, kind: str, name: str, reason: str, options: OptionTable, own: OptionTable) -> Part:
     plugin = registry.load(kind, name)
     problem = check_fanout(True, plugin.spec) if kind == "transport" else None
     if problem:
-        raise UnsupportedByPlugin(f"{kind}.{name} {problem}")
+        raise UnsupportedByPlugin(f"{kind}.{name} {problem}", look_elsewhere(kind))
     values = plugin_options(options, kind, name) | own.get(kind, {})
     return Part(kind, name, reason, f"{plugin.entry.distribution} {plugin.entry.version}", _all(plugin, values))
 
