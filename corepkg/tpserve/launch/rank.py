@@ -21,7 +21,7 @@ from tpserve.launch.pulse import Pulse, PulsingSource
 from tpserve.launch.recording import header_of, record_path
 from tpserve.models.config import ModelConfig
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
-from tpserve.scheduler.recording import Recorder
+from tpserve.scheduler.recording import Recorder, RecordingError
 from tpserve.scheduler.replies import NullReplies, ReplySink
 from tpserve.scheduler.round import Caps, FollowerSource, LeaderSource, OfflineSource, Round, RoundSource, SingleSource
 from tpserve.scheduler.scheduler import Budget, Scheduler
@@ -84,6 +84,7 @@ def compose_rank(
     Raises:
         ModelError: the weights are damaged or incomplete.
         LaunchError: they do not fit.
+        ConfigError: traces cannot be written.
         RecordingError: the recording cannot be written.
         DeadlineExceeded: not all ranks came within ``config.startup_timeout``.
     """
@@ -126,7 +127,13 @@ def _record(
     path = record_path(post)
     if path is None:
         return None
-    recorder = Recorder(path, header_of(post, limits, budget), log)
+    try:
+        recorder = Recorder(path, header_of(post, limits, budget), log)
+    except RecordingError as error:
+        if post.layout.generation == 1:
+            raise
+        logger.warning("nothing is recorded from here on: %s", error)  # a server that has served goes on
+        return None
     resources.callback(recorder.close)
     return recorder.add
 
@@ -135,7 +142,11 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
     import torch
 
     from tpserve.engine.build import build_engine
+    from tpserve.engine.profiled import ProfiledEngine, check_folder
 
+    traces = Path(post.config.profile) if post.config.profile else None
+    if traces and post.layout.generation == 1:
+        check_folder(traces)
     place, composition = post.composition.places[post.index], post.composition
     torch.set_num_threads(place.threads)
     if composition.device.type == "cuda":
@@ -158,11 +169,7 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
         partial(_join_comm, post, composition.comm) if composition.comm else None,
         progress,
     )
-    if not post.config.profile:
-        return engine
-    from tpserve.engine.profiled import ProfiledEngine
-
-    return ProfiledEngine(engine, Path(post.config.profile) / f"rank{post.index}.json")
+    return ProfiledEngine(engine, traces / f"rank{post.index}.json") if traces else engine
 
 
 def _attention(composition: Composition) -> Callable[[AttentionShape], Attention]:
