@@ -6,6 +6,7 @@ Every repeat has prompts of its own, so a prefix cache finds nothing but what a 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from tpserve.bench.statistics import REPLICATES, Ratio, compare, replicate
 from tpserve.bench.workload import Workload
 from tpserve.messages import SamplingParams
 from tpserve.offline.llm import LLM
+from tpserve.offline.running import plan_engine
+from tpserve.settings import load_settings
 
 __all__ = ["WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
 
@@ -130,6 +133,8 @@ def measure(
     Raises:
         UserError: a setting is wrong, or an engine cannot be started.
     """
+    for settings in arms.values():  # a mistake in the last one need not wait until the others are loaded
+        plan_engine(load_settings({"model": plan.model, **settings}, [], None, os.environ, label=str))
     order = Random(plan.seed)
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     with ExitStack() as engines:

@@ -14,7 +14,7 @@ import typer
 from tpserve.errors import ConfigError
 from tpserve.values import to_json
 
-__all__ = ["check_model", "check_output", "command_app", "interrupted", "print_json", "print_table"]
+__all__ = ["check_model", "check_output", "command_app", "interrupted", "print_json", "print_table", "write_output"]
 
 
 def command_app() -> typer.Typer:
@@ -47,6 +47,18 @@ def check_output(*paths: Path | None) -> None:
             raise ConfigError(f"{path} is a folder", "Name a file in it")
         if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
             raise ConfigError(f"{path} cannot be written")
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that :func:`check_output` has seen.
+
+    Raises:
+        ConfigError: it cannot be written any more.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def interrupted(stop: KeyboardInterrupt) -> typer.Exit:

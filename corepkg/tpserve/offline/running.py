@@ -25,7 +25,7 @@ from tpserve.scheduler.replies import ReplySink
 from tpserve.scheduler.round import OfflineSource
 from tpserve.transports.inproc import InprocTransport
 
-__all__ = ["RunningEngine", "start_engine"]
+__all__ = ["RunningEngine", "plan_engine", "start_engine"]
 
 PRODUCER = 1
 ADDRESS = "ipc:///rank0"
@@ -35,6 +35,16 @@ LEAVE_SECONDS = 5.0
 Loading = Callable[[int, int], None]
 
 logger = logging.getLogger(__name__)
+
+
+def plan_engine(config: ServeConfig) -> Plan:
+    """Decide what an engine is made of.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    # Requests come from this process alone, in the place of one tokenizer.
+    return Plan.make(replace(config, tokenizers=1), logger.info, offline=True)
 
 
 def start_engine(config: ServeConfig, loading: Loading | None = None) -> RunningEngine:
@@ -47,8 +57,7 @@ def start_engine(config: ServeConfig, loading: Loading | None = None) -> Running
     Raises:
         UserError: it cannot be started, and the person who tried can mend it.
     """
-    # Requests come from this process alone, in the place of one tokenizer.
-    plan = Plan.make(replace(config, tokenizers=1), logger.info, offline=True)
+    plan = plan_engine(config)
     codec = TextCodec.from_folder(plan.folder.path, or_bytes=config.load_format == "dummy")
     return RunningEngine(plan, codec, loading)
 

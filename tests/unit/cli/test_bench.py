@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tpserve.cli.common import write_output
 from tpserve.cli.main import main
+from tpserve.errors import ConfigError
+from tpserve.testing.models import make_model
 
 Refused = Callable[..., str]
 
@@ -84,3 +88,29 @@ def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Ref
 )
 def test_so_does_one_about_whole_servers(arguments: list[str], says: str, refused: Refused) -> None:
     assert says in refused("serve", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--json nowhere/x.json", "error: nowhere/x.json: there is no folder"),
+        ("--json /", "error: / is a folder"),
+        ("cache", "error: cache: no setting"),
+        ("--b cach=none", "error: cach: there is no such setting"),
+        ("--b cache=nine", "error: cache: expected "),
+        ("--b policy=fcsf", "error: there is no policy plugin named 'fcsf'"),
+    ],
+)
+def test_so_does_one_about_engines(
+    arguments: str, says: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever arm it is in, before the first is loaded."""
+    monkeypatch.setattr("tpserve.bench.offline.LLM", None)
+    model = make_model(tmp_path / "model", "llama")
+    assert says in refused("offline", "--model", str(model), *arguments.split())
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+def test_a_disk_that_is_full_in_the_end_is_told() -> None:
+    with pytest.raises(ConfigError, match="/dev/full cannot be written: No space left"):
+        write_output(Path("/dev/full"), b"figures")

@@ -151,13 +151,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         wanted = (rate, measure, figure)
         return next((found for found in self.verdicts if (found.rate, found.measure, found.figure) == wanted), None)
 
-    def write(self, path: Path) -> None:
-        """Write the JSON."""
-        path.write_bytes(msgspec.json.encode(self) + b"\n")
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self) + b"\n"
 
 
 def read_report(path: Path) -> Report:
-    """Read what :meth:`Report.write` wrote.
+    """Read what :meth:`Report.encode` made.
 
     Raises:
         msgspec.ValidationError: it is no such report.

@@ -155,13 +155,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """What can be said of an arm on a case."""
         return [found for found in self.verdicts if (found.case, found.arm) == (case, arm)]
 
-    def write(self, path: Path) -> None:
-        """Write the JSON."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain), indent=1) + b"\n")
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.format(msgspec.json.encode(self, enc_hook=plain), indent=1) + b"\n"
 
 
 def read_report(path: Path) -> Report:
-    """Read what :meth:`Report.write` wrote.
+    """Read what :meth:`Report.encode` made.
 
     Raises:
         msgspec.ValidationError: it is no such report.

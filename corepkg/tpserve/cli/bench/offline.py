@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tpserve.cli.common import check_output, write_output
 from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def offline(
 
     With --a and --b two engines are up and take turns; without, there is one.
     """
+    check_output(json)
     shared = _settings(settings or [])
     arms = {"a": shared | _settings((a or "").split(","))}
     if b is not None:
@@ -74,11 +76,11 @@ def offline(
             arms = {name: {"load_format": "dummy"} | settings for name, settings in arms.items()}
         plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
         report = measure(plan, arms, _note)
-    text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
+    text = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     if json is not None:
-        json.write_text(text, encoding="utf-8")
+        write_output(json, text)
     else:
-        sys.stdout.write(text)
+        sys.stdout.write(text.decode())
     for name, ratio in report.ratios.items():
         sys.stderr.write(f"{name} over a: {ratio or 'one run says nothing'}\n")
 

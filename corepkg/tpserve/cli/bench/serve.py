@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output, interrupted
+from tpserve.cli.common import check_output, interrupted, write_output
 from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -
     report = summarise(plan, runs, sys.argv)
     print_report(report, Console())
     if json is not None:
-        report.write(json)
+        write_output(json, report.encode())
     if html is not None:
-        html.write_text(page(report), encoding="utf-8")
+        write_output(html, page(report).encode())
     if not report.is_sound:
         raise typer.Exit(1)

@@ -48,7 +48,7 @@ def terminal(report: Report) -> str:
 
 def test_the_json_reads_back_and_says_how_to_repeat_it(sweep: Report, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    sweep.write(file)
+    file.write_bytes(sweep.encode())
 
     assert msgspec.json.encode(read_report(file)) == msgspec.json.encode(sweep)
     raw = msgspec.json.decode(file.read_bytes())
