@@ -4,6 +4,7 @@
     python benchmarks/against_minisgl.py mini-sglang/python
     python benchmarks/against_minisgl.py mini-sglang/python --shape qwen3-0.6b --set attn=triton --set ops=triton
     python benchmarks/against_minisgl.py mini-sglang/python --repeats 0    # starts alone, when all is compiled
+    python benchmarks/against_minisgl.py --engine tpserve --model FOLDER --repeats 0    # one engine, in this process
 
 mini-sglang needs flashinfer-python (0.6.6 was seen working) and is set up as in its own offline benchmark: CUDA graphs
 to 256, steps of 16,384 tokens, contexts to 4,096. Both engines keep no prefix cache: a repeat would find its prompts
@@ -27,8 +28,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tpserve.bench.arguments import at_least, refusing, setting
 from tpserve.bench.shapes import SHAPES, write_shape
 from tpserve.bench.workload import Workload, fixed, mixed
+from tpserve.settings import load_settings
 from tpserve.testing.models import make_tokenizer
 
 WARM_UP = 1_000
@@ -168,14 +171,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("minisgl", nargs="?", default="", help="the folder that holds its package minisgl")
     parser.add_argument("--shape", action="append", choices=SHAPES)
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of tpserve")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--set", action="append", default=[], type=setting, metavar="SETTING=VALUE", help="of tpserve; may be repeated"
+    )
+    parser.add_argument("--repeats", type=at_least(0), default=3, help="that count; 0: how long a start takes")
+    parser.add_argument("--engine", choices=ENGINES, help="measure one alone, in this process")
+    parser.add_argument("--model", metavar="FOLDER", help="what --engine serves")
     options = parser.parse_args()
+    settings = dict(each.split("=", 1) for each in options.set)
+    if options.engine != "minisgl":
+        with refusing(parser):
+            load_settings(settings, [], None, os.environ, label=str)
     if options.engine:
-        run(options.engine, options.model, dict(each.split("=", 1) for each in options.set), options.repeats)
+        if not options.model or not Path(options.model).is_dir():
+            parser.error(f"--engine needs a folder as --model, found {options.model!r}")
+        run(options.engine, options.model, settings, options.repeats)
     else:
+        if not options.minisgl or not Path(options.minisgl, "minisgl").is_dir():
+            parser.error(f"expected the folder that holds its package minisgl, found {options.minisgl!r}")
         compare(options)
 
 

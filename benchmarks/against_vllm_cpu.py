@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from typing import IO, Any, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tpserve.bench.arguments import at_least, refusing
 from tpserve.bench.client import complete, summarise
 from tpserve.bench.server import serving
 from tpserve.bench.workload import fixed
@@ -41,6 +43,8 @@ LARGEST = 40_000
 STREAMS = 16
 START = 900.0
 """Seconds that an engine may take to be ready: vLLM compiles its model."""
+
+HAS_VLLM = "import sys; from importlib.util import find_spec; sys.exit(not find_spec('vllm'))"
 
 T = TypeVar("T")
 
@@ -218,12 +222,15 @@ def main() -> None:
     parser.add_argument("vllm", help="the Python interpreter that has vLLM's CPU build")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--mode", action="append", choices=["eager", "compiled"], help="of vLLM; may be repeated")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=at_least(1), default=2)
+    parser.add_argument("--repeats", type=at_least(1), default=3)
     parser.add_argument("--http", action="store_true", help="servers instead of engines")
     options = parser.parse_args()
     options.mode = options.mode or ["eager", "compiled"]
-    found = (servers if options.http else engines)(options, resolve_model("").path)
+    if not shutil.which(options.vllm) or subprocess.run([options.vllm, "-c", HAS_VLLM], check=False).returncode:
+        parser.error(f"{options.vllm} is no Python interpreter that has vLLM")
+    with refusing(parser):
+        found = (servers if options.http else engines)(options, resolve_model("").path)
     about = {"dtype": options.dtype, "threads": options.threads, "repeats": options.repeats}
     sys.stdout.write(json.dumps({**about, "results": ratios(found)}, indent=1) + "\n")
 

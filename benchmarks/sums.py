@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 import torch.multiprocessing as processes
 
 from tpserve.api import Comm, CommContext, NoOptions
+from tpserve.bench.arguments import at_least, check_gpus
 from tpserve.comm import peer
 from tpserve.comm.nccl import NcclComm
 from tpserve.comm.options import PeerCommOptions
@@ -68,7 +70,7 @@ def rank(number: int, options: argparse.Namespace, folder: str) -> None:
         return CommContext(number, options.ranks, Path(folder), name, str(device), 60.0)
 
     comms["nccl"] = NcclComm(NoOptions(), context("nccl"))
-    for tile in options.tiles.split(","):
+    for tile in options.tiles:
         if tile:
             peer.BLOCK, peer.WARPS = map(int, tile.split("x"))
         made = peer.PeerComm(PeerCommOptions(largest=options.largest), context(f"peer{tile}"))
@@ -90,13 +92,21 @@ def rank(number: int, options: argparse.Namespace, folder: str) -> None:
     os._exit(0)  # graphs held sums; nothing is taken down in good order
 
 
+def tiles(text: str) -> list[str]:
+    """A list as in 4096x4,8192x8; empty: the kernel's own."""
+    if not re.fullmatch(r"(\d+x\d+(,\d+x\d+)*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not BLOCKxWARPS,…")
+    return text.split(",")
+
+
 def main() -> None:
     """Start the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--largest", type=int, default=32 << 20, help="the option of peer")
-    parser.add_argument("--tiles", default="", metavar="BLOCKxWARPS,…")
+    parser.add_argument("--ranks", type=at_least(2), default=max(2, torch.cuda.device_count()))
+    parser.add_argument("--largest", type=at_least(0), default=32 << 20, help="the option of peer")
+    parser.add_argument("--tiles", type=tiles, default="", metavar="BLOCKxWARPS,…")
     options = parser.parse_args()
+    check_gpus(parser, options.ranks)
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(rank, (options, folder), options.ranks)
 

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tpserve.bench.arguments import at_least, check_gpus, setting
 from tpserve.bench.shapes import SHAPES
 from tpserve.bench.trace import read_trace
 
@@ -33,8 +34,10 @@ ARMS = ("zmq,sync=shm", "zmq,sync=inband", "nng,sync=shm")
 
 
 def tpserve(*words: str) -> None:
-    """Run a command of tpserve; what it reports goes to its file."""
-    subprocess.run([sys.executable, "-m", "tpserve", *words], check=True)
+    """Run a command of tpserve; what it reports goes to its file, and why it fails it says itself."""
+    code = subprocess.run([sys.executable, "-m", "tpserve", *words], check=False).returncode
+    if code:
+        sys.exit(code)
 
 
 def engine(shape: str, size: int, settings: list[str], flags: list[str], folder: Path) -> dict[str, Any]:
@@ -66,18 +69,26 @@ def rounds(size: int, step: float, folder: Path) -> dict[str, float]:
     return {each["arm"]: each["latency_us"]["p50"] for each in json.loads(report.read_bytes())["outcomes"]}
 
 
+def sizes(text: str) -> list[int]:
+    """A list as in 1,2,4."""
+    return [at_least(1)(word) for word in text.split(",")]
+
+
 def main() -> None:
     """Measure all sizes of all shapes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", action="append", choices=SHAPES)
-    parser.add_argument("--tp", default="1,2,4,8", help="sizes, as many GPUs as there are at the most")
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of tpserve")
-    parser.add_argument("--requests", default="256")
-    parser.add_argument("--repeats", default="2")
+    parser.add_argument("--tp", type=sizes, default="1,2,4,8", help="sizes, as many GPUs as there are at the most")
+    parser.add_argument(
+        "--set", action="append", default=[], type=setting, metavar="SETTING=VALUE", help="of tpserve; may be repeated"
+    )
+    parser.add_argument("--requests", type=at_least(1), default=256)
+    parser.add_argument("--repeats", type=at_least(1), default=2)
     options = parser.parse_args()
-    flags = ["--requests", options.requests, "--repeats", options.repeats]
+    check_gpus(parser, max(options.tp))
+    flags = ["--requests", str(options.requests), "--repeats", str(options.repeats)]
     for shape in options.shape or ["llama-3.1-8b", "qwen3-32b"]:
-        for size in map(int, options.tp.split(",")):
+        for size in options.tp:
             with tempfile.TemporaryDirectory() as name:
                 row = engine(shape, size, options.set, flags, Path(name))
                 sys.stdout.write(json.dumps(row) + "\n")

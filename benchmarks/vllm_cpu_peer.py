@@ -9,6 +9,7 @@ text.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -19,8 +20,17 @@ BLOCKS_GIB = "2"
 CONTEXT = 2048
 
 
-def main(folder: str, dtype: str, mode: str) -> None:
+def main() -> None:
     """Load the model and serve the parent's lines."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", help="of the model")
+    parser.add_argument("dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("mode", choices=["eager", "compiled"])
+    serve(**vars(parser.parse_args()))
+
+
+def serve(folder: str, dtype: str, mode: str) -> None:
+    """Answer line after line until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's log lines go to stderr
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", BLOCKS_GIB)
@@ -48,4 +58,4 @@ def main(folder: str, dtype: str, mode: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

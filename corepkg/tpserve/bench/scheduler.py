@@ -25,7 +25,9 @@ import numpy as np
 import typer
 from msgspec.structs import replace
 
+from tpserve.bench.arguments import run
 from tpserve.bench.host import about
+from tpserve.bench.transport.cases import read_numbers
 from tpserve.messages import Abort, Generate, RankMessage, SamplingParams, Shutdown, StepOutput, encode
 from tpserve.plugins.registry import Registry
 from tpserve.scheduler.digest import DecisionLog
@@ -99,8 +101,9 @@ def main(
         overlap=overlap,
     )
     results = []
-    for name, ran, waited in itertools.product(policy.split(","), running.split(","), waiting.split(",")):
-        case = replace(case, policy=name, running=int(ran), waiting=int(waited))
+    sizes = read_numbers(running, "--running"), read_numbers(waiting, "--waiting")
+    for name, ran, waited in itertools.product(policy.split(","), *sizes):
+        case = replace(case, policy=name, running=ran, waiting=waited)
         results.append(msgspec.to_builtins(case) | measure(case, rounds))
     report = {"about": about(("tpserve",)), "unit": "microseconds", "results": results}
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
@@ -177,4 +180,4 @@ def _request(case: Case, uid: int, place: int = 0) -> Generate:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

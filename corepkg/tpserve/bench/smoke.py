@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from tpserve.bench import workload
+from tpserve.bench.arguments import run
 from tpserve.bench.client import complete, summarise
 from tpserve.bench.host import about
 from tpserve.bench.server import serving
@@ -82,4 +83,4 @@ def _help() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

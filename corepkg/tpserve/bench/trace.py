@@ -5,6 +5,7 @@ python -m tpserve.bench.trace DIR/rank0.json
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -35,14 +36,22 @@ class Gpu(msgspec.Struct, frozen=True):
     kernels: dict[str, tuple[float, int]]
 
 
+class _Trace(msgspec.Struct, frozen=True):
+    events: list[dict[str, Any]] = msgspec.field(name="traceEvents")
+
+
 def read_trace(path: Path) -> Gpu:
     """Read a trace in Chrome's format.
 
     Raises:
-        ValueError: nothing of it ran on a GPU.
+        ValueError: it is no such trace, or nothing of it ran on a GPU.
+        OSError: it cannot be read.
     """
-    events: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["traceEvents"]
-    ran = sorted((each["ts"], each["dur"], each["name"]) for each in events if each.get("cat") in ON_GPU)
+    try:
+        events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
+        ran = sorted((each["ts"], each["dur"], each["name"]) for each in events if each.get("cat") in ON_GPU)
+    except (msgspec.DecodeError, KeyError) as error:
+        raise ValueError(f"{path} is no trace in Chrome's format: {error}") from None
     if not ran:
         raise ValueError(f"nothing in {path} ran on a GPU")
     kernels: dict[str, list[float]] = defaultdict(list)
@@ -66,7 +75,17 @@ def _gaps(spans: Iterable[tuple[float, float]]) -> list[float]:
 
 def main() -> None:
     """Print a table."""
-    gpu = read_trace(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        prog="python -m tpserve.bench.trace", description="What a trace of --profile says of the GPU."
+    )
+    parser.add_argument("trace", type=Path, metavar="DIR/rank0.json", help="what --profile DIR has written")
+    path = parser.parse_args().trace
+    try:
+        gpu = read_trace(path)
+    except OSError as error:
+        parser.error(f"{path} cannot be read: {error.strerror}")
+    except ValueError as error:
+        parser.error(str(error))
     longest = ", ".join(f"{1e6 * gap:.0f}" for gap in gpu.gaps[:8])
     lines = [f"{1e3 * gpu.seconds:.2f} ms, idle {gpu.idle:.1%}; longest gaps, µs: {longest}"]
     for name, (seconds, runs) in list(gpu.kernels.items())[:SHOWN]:

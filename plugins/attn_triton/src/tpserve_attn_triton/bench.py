@@ -9,9 +9,9 @@ medians.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -53,10 +53,14 @@ PREFILL = {
 
 def main() -> None:
     """Measure everything and print it."""
-    if not torch.cuda.is_available():
-        sys.exit("there is no CUDA device")
-    module, _, name = (sys.argv[1] if len(sys.argv) > 1 else TRITON).partition(":")
-    make: Make = partial(getattr(import_module(module), name), NoOptions())
+    parser = argparse.ArgumentParser(
+        prog="python -m tpserve_attn_triton.bench", description="How fast attention kernels are here, as JSON."
+    )
+    parser.add_argument(
+        "backend", nargs="?", default=TRITON, metavar="package.module:Class", help="Triton's if left out"
+    )
+    options = parser.parse_args()
+    make: Make = partial(load_class(parser, options.backend), NoOptions())
     copy = copy_rate()
     print(json.dumps({"device": torch.cuda.get_device_name(), "copy GB/s": round(copy)}), flush=True)
     for name, lengths in DECODE.items():
@@ -68,6 +72,18 @@ def main() -> None:
             shape = make_shape(*heads, len(sequences), max(map(sum, sequences)))
             print(json.dumps(time_prefill(make, name, shape, sequences)), flush=True)
     print(json.dumps({"torch dense": "16 x 1024", "heads": "16/8", "TFLOP/s": round(dense_rate(16, 1024, 16, 8))}))
+
+
+def load_class(parser: argparse.ArgumentParser, path: str) -> Callable[..., Any]:
+    """Import a class to measure; end the program if it is not there, or no GPU is."""
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device")
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        parser.error(f"{path} is not there: {error}")
+    return found
 
 
 def make_shape(q_heads: int, kv_heads: int, sequences: int, longest: int, page_size: int = 16) -> AttentionShape:

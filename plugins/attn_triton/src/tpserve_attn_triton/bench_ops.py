@@ -7,16 +7,15 @@ Times are medians.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 
 import torch
 
 from tpserve.api import NoOptions, Ops, SamplingBatch
-from tpserve_attn_triton.bench import copy_rate, time_graph
+from tpserve_attn_triton.bench import copy_rate, load_class, time_graph
 
 __all__ = ["main"]
 
@@ -56,14 +55,14 @@ SPREADS = {"flat": (0.64, 0.0), "peaked": (2.5, 20.0)}
 
 def main() -> None:
     """Measure everything and print it."""
-    if not torch.cuda.is_available():
-        sys.exit("there is no CUDA device")
+    parser = argparse.ArgumentParser(
+        prog="python -m tpserve_attn_triton.bench_ops", description="How fast ops are here, as JSON."
+    )
+    parser.add_argument("ops", nargs="*", metavar="package.module:Class", help="Triton's and torch's if left out")
+    paths = parser.parse_args().ops or CLASSES
+    ops: dict[str, Ops] = {path.partition(":")[2]: load_class(parser, path)(NoOptions()) for path in paths}
     copy = copy_rate()
     print(json.dumps({"device": torch.cuda.get_device_name(), "copy GB/s": round(copy)}), flush=True)
-    ops: dict[str, Ops] = {}
-    for path in sys.argv[1:] or CLASSES:
-        module, _, name = path.partition(":")
-        ops[name] = getattr(import_module(module), name)(NoOptions())
     for measure in (measure_steps, measure_products, measure_layers, measure_draws):
         for step, n, moved, calls in measure(ops):
             line: dict[str, object] = {"step": step, "rows": n, "floor us": round(moved / copy / 1e3, 2)}
