@@ -136,6 +136,9 @@ class Ops(ABC):
         likely as the token whose probability takes the sum of the larger ones to top_p; min_p keeps those at least
         min_p times as likely as the likeliest.
 
+        Logits are finite, or -inf. What else a row has leaves open which of its tokens is drawn, but one is, and the
+        other rows' draws stay as they are.
+
         Args:
             logits: ``[n, vocabulary]``, any float dtype; may be overwritten.
 

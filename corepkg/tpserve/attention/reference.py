@@ -245,10 +245,11 @@ def _attend(
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=shape.scale, enable_gqa=group > 1
         )
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.transpose(2, 3)).float() * shape.scale
+    # Large scores that bfloat16 has rounded are off by more than some of them differ.
+    k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+    scores = (q.float() @ k.transpose(2, 3)) * shape.scale
     scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-    return (scores if mask is None else scores + mask).softmax(3).to(v.dtype) @ v
+    return ((scores if mask is None else scores + mask).softmax(3) @ v).to(q.dtype)
 
 
 def _first_seen(shape: AttentionShape, position: int) -> int:

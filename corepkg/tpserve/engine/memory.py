@@ -46,8 +46,9 @@ def page_count(config: ServeConfig, shape: AttentionShape, ranks: int, reserve: 
         memory = psutil.virtual_memory()
         room = min((memory.available - (1 - config.memory_fraction) * memory.total) / ranks, CPU_POOL)
     if room < page_bytes(shape):
+        share = f"{100 * config.memory_fraction:g} % of the memory of {shape.device}"
         raise LaunchError(
-            f"no room for a KV pool: {100 * config.memory_fraction:g} % of the memory of {shape.device} is in use",
+            f"no room for a KV pool: of the {share} that may be in use, all is",
             "Raise --memory-fraction, set --kv-tokens, or free memory",
         )
     useful = shape.max_running * -(-shape.max_context // shape.page_size)

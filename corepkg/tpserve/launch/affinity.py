@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -15,6 +16,8 @@ from tpserve.errors import ConfigError
 __all__ = ["Place", "parse_cpus", "place_ranks"]
 
 TOPOLOGY = Path("/sys/devices/system")
+
+logger = logging.getLogger(__name__)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -57,6 +60,9 @@ def place_ranks(config: ServeConfig, device: str, cores: list[Core] | None = Non
     shares = _shares(config, cores)
     physical = min(_physical(share) if share else _physical(cores) // config.tp for share in shares)
     threads = config.threads or max(1, int(min(physical, limit // config.tp)))
+    room = max(1, min(len(share) or len(cores) // config.tp for share in shares))
+    if device == "cpu" and threads > room:
+        logger.warning("threads is %d and a rank's share of the cores %d: they get in each other's way", threads, room)
     return [
         Place(
             device if device == "cpu" else f"{device}:{config.base_device + rank * config.device_step}",

@@ -38,6 +38,7 @@ def describe(plan: Plan) -> list[Row]:
     ]
     return [
         ("model", plan.folder.name, str(plan.folder.path)),
+        *([("weights", "random", "load_format is dummy")] if plan.config.load_format == "dummy" else []),
         ("shape", _shape(model), model.architecture),
         ("tp", str(plan.config.tp), _split(composition) if several else "one rank holds the whole model"),
         *((what, part.name, _why(part)) if part else (what, "none", without) for what, part, without in parts),

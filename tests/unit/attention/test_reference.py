@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
 import torch
 
 from tpserve.api import AttentionCapabilities, AttentionShape, NoOptions
@@ -48,3 +50,16 @@ def test_a_long_chunk_is_masked_in_blocks() -> None:
     assert [block.mask.shape for block in part.blocks] == [(512, 812), (512, 1324), (176, 1500)]
     found = attention.run(case.query, case.k_cache, case.v_cache)
     torch.testing.assert_close(found.double(), attention_oracle(case), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("soft_cap", [30.0, 50.0])
+@pytest.mark.parametrize("lengths", [(1, 40), (20, 40)])
+def test_capped_scores_are_computed_in_float32(soft_cap: float, lengths: tuple[int, int]) -> None:
+    """Large scores that are rounded to bfloat16 before they are capped are wrong by as much as others differ."""
+    shape = msgspec.structs.replace(SHAPE, head_dim=64, scale=1.0, soft_cap=soft_cap, dtype="bfloat16")
+    case = AttentionCase.random(shape, [lengths])
+    attention = TorchAttention(NoOptions(), shape)
+    attention.plan(case.batch)
+    found = attention.run(case.query, case.k_cache, case.v_cache)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), attention_oracle(case), rtol=2**-8, atol=1e-4)

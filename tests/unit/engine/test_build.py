@@ -80,7 +80,7 @@ def test_the_pool_is_never_larger_than_the_slots_could_fill(machine: Any) -> Non
 
 def test_a_full_machine_is_refused(machine: Any) -> None:
     machine(total=10 * GIB, available=GIB)
-    with pytest.raises(LaunchError, match="no room for a KV pool: 90 % of the memory of cpu is in use"):
+    with pytest.raises(LaunchError, match="of the 90 % of the memory of cpu that may be in use, all is"):
         page_count(ServeConfig(memory_fraction=0.9), SHAPE, 1)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tpserve.config import ServeConfig
@@ -54,6 +55,28 @@ def test_more_ranks_than_cores_are_not_held() -> None:
 def test_none_and_threads() -> None:
     places = place_ranks(ServeConfig(tp=2, cpu_affinity="none", threads=3), "cpu", machine(1, 8))
     assert [(place.threads, place.cpus) for place in places] == [(3, [])] * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "room"),
+    [
+        (ServeConfig(threads=8), 8),
+        (ServeConfig(threads=4, tp=2), 4),
+        (ServeConfig(threads=4, tp=2, cpu_affinity="none"), 4),
+        (ServeConfig(threads=2, tp=2, cpu_affinity="0-2;5,7"), 2),
+        (ServeConfig(threads=1, tp=9), 1),
+    ],
+)
+def test_more_threads_than_cores_are_warned_about(
+    config: ServeConfig, room: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cores = machine(1, 4, hyperthreads=2)
+    place_ranks(config, "cpu", cores)
+    place_ranks(msgspec.structs.replace(config, threads=1000), "cuda", cores)
+    assert not caplog.records
+    place_ranks(msgspec.structs.replace(config, threads=room + 1), "cpu", cores)
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith(f"threads is {room + 1} and a rank's share of the cores {room}: ")
 
 
 def test_lists() -> None:

@@ -106,6 +106,11 @@ def test_the_banner_of_one_rank_says_what_is_not_needed() -> None:
     assert rows["pipes"] == "zmq"
 
 
+def test_the_banner_says_that_weights_are_random() -> None:
+    assert ("weights", "random", "load_format is dummy") in describe(planned(ServeConfig(load_format="dummy")))
+    assert "weights" not in {what for what, _, _ in describe(planned(ServeConfig()))}
+
+
 def test_the_banner_names_devices_and_options() -> None:
     config = ServeConfig(tp=2, base_device=0, device_step=1, options={"transport": {"send_buffer": 4096}})
     rows = {what: (which, why) for what, which, why in describe(planned(config, TWO))}
