@@ -57,9 +57,10 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
     linear, gated = ops.linear(weight), ops.gated_linear(weight)
     large = draw(6144, 4096)
     larges = ops.linear(large), ops.gated_linear(large)
-    in_parts = ops.linear_in_parts(draw(4096, 4096))
+    in_parts, qkv = ops.linear_in_parts(draw(4096, 4096)), ops.linear_in_parts(large)
+    wide = ops.gated_linear(draw(28_672, 4096))
     hidden = draw(4096)
-    caches = [draw(20, 16, 1, 64) for _ in range(2)]
+    caches = [draw(25, 16, 1, 64) for _ in range(2)]
 
     def run(n: int) -> None:
         x, normed = draw(n, 128), ops.rms_norm(draw(n, 128), norm, 1e-6)
@@ -68,8 +69,10 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
             linear(x).view(n, 3, 64), draw(n, 64, dtype=torch.float32), *caches, torch.arange(n).cuda()
         )
         ops.silu_and_mul(gated(x))
-        for each in larges:
+        for each in (*larges, wide):
             each(draw(n, 4096))
+        parts = qkv(draw(n, 4096)).unflatten(-1, (96, 64))
+        ops.rotate_and_store(parts, draw(n, 64, dtype=torch.float32), *caches, torch.arange(n).cuda())
         ops.add_rms_norm(in_parts(draw(n, 4096)), draw(n, 4096), hidden, 1e-6)
         for row in ({"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 3}):
             ops.sample(draw(n, 5000), sampling_batch([row] * n, "cuda"))
@@ -78,13 +81,13 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
         run(n)
     compiled: list[object] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["key"]))
-    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 256, 300, 400):
+    for n in (1, 2, 3, 5, 16, 31, 32, 63, 64, 100, 128, 129, 192, 200, 256, 300, 400):
         run(n)
     assert not compiled
 
 
-@pytest.mark.parametrize("rows", [17, 32, 33, 64, 100, 256, 300])
-@pytest.mark.parametrize(("out", "columns"), [(4096, 4096), (6144, 4096), (4096, 14_336)])
+@pytest.mark.parametrize("rows", [17, 32, 33, 64, 65, 100, 128, 200, 256, 300])
+@pytest.mark.parametrize(("out", "columns"), [(4096, 4096), (6144, 4096), (28_672, 4096), (4096, 14_336)])
 def test_large_weights_are_multiplied_rightly_however_that_is_done(out: int, columns: int, rows: int) -> None:
     weight, x, ops = draw(out, columns) / columns**0.5, draw(rows, columns), make_ops()
     library = torch.backends.cuda.preferred_blas_library()

@@ -67,9 +67,9 @@ class Ops(ABC):
         return lambda x: self.silu_and_mul(linear(x))
 
     def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """As :meth:`linear`, for a product that goes to :meth:`add_rms_norm` of these ops and nowhere else.
+        """As :meth:`linear`, for what goes to :meth:`add_rms_norm` or :meth:`rotate_and_store` of these ops alone.
 
-        Override it where that can add up a product's parts: it may return any ``[parts, n, out]`` with that sum.
+        Override it where those can add up a product's parts: it may return any ``[parts, n, out]`` with that sum.
         """
         return self.linear(weight, bias)
 
@@ -106,8 +106,8 @@ class Ops(ABC):
         rotation are computed in float32.
 
         Args:
-            qkv: ``[tokens, q_heads + 2 * kv_heads, head_dim]``: query heads, key heads, value heads; may be
-                overwritten.
+            qkv: ``[tokens, q_heads + 2 * kv_heads, head_dim]``: query heads, key heads, value heads; or with parts
+                before the tokens, as a product of :meth:`linear_in_parts` has returned; may be overwritten.
             cos_sin: float32 ``[tokens, head_dim]``: for each token the cosines of its position in the first half of a
                 row, the sines in the second.
             k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``, contiguous.

@@ -17,7 +17,7 @@ from tpserve.step import Sequence as Stretch
 
 __all__ = ["rehearsal", "rehearse", "rehearsal_pages"]
 
-FEW = (1, 2, 17, 33, 65)
+FEW = (1, 2, 17, 33, 65, 193)
 """Tokens of steps for which there may be other kernels than for many."""
 
 ROUNDS = 3 + len(FEW)

@@ -97,7 +97,8 @@ class Decoder:
         residual = self._embed(tokens)
         x = ops.rms_norm(residual, self._first_norm, eps)
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
-            qkv = layer.qkv(x).view(len(tokens), -1, self.config.head_dim)
+            qkv = layer.qkv(x)
+            qkv = qkv.view(*qkv.shape[:-1], -1, self.config.head_dim)
             q = ops.rotate_and_store(qkv, cos_sin, k_cache, v_cache, cache_slots, layer.q_norm, layer.k_norm, eps)
             attended = self._attention.run(q, k_cache, v_cache).flatten(1)
             if rows is not None and layer is self._layers[-1]:
@@ -139,7 +140,7 @@ def _take_layer(
         return weights.pop(f"{prefix}.{name}.weight"), weights.pop(f"{prefix}.{name}.bias", None)
 
     return Layer(
-        qkv=ops.linear(*taken("attn.qkv")),
+        qkv=ops.linear_in_parts(*taken("attn.qkv")),
         q_norm=weights.pop(f"{prefix}.attn.q_norm.weight") if config.qk_norm else None,
         k_norm=weights.pop(f"{prefix}.attn.k_norm.weight") if config.qk_norm else None,
         o=add_up(*taken("attn.o")),

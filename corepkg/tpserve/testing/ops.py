@@ -186,7 +186,7 @@ class OpsContract(ABC):
         self.close(normed, _rms_norm(added, weight[0], 1e-5), dtype)
 
     def test_a_product_in_parts_is_added_up(self, dtype: str, tokens: int, bias: bool) -> None:
-        """Whatever a product for the norm returns, the norm adds it to the residual."""
+        """Whatever a product in parts returns, the norm adds it up with the residual."""
         weight, x = self.draw(96, 64, dtype=dtype) / 8, self.draw(tokens, 64, dtype=dtype, seed=1)
         offset = self.draw(96, dtype=dtype, seed=2) if bias else None
         residual, norm = self.draw(tokens, 96, dtype=dtype, seed=3), self.draw(96, dtype=dtype, seed=4)
@@ -212,6 +212,20 @@ class OpsContract(ABC):
     def test_rotate_and_store(self, dtype: str, tokens: int, normed: bool) -> None:
         """Rotation and store, in every dtype."""
         self.check_rotation(dtype, tokens, normed, 64, (6, 2))
+
+    def test_a_product_in_parts_is_rotated(self, dtype: str, tokens: int) -> None:
+        """Whatever a product in parts returns, the rotation gives what it gives for the whole product."""
+        weight, x = self.draw(4 * 64, 48, dtype=dtype) / 7, self.draw(tokens, 48, dtype=dtype, seed=1)
+        angles, ops = self.draw(tokens, 32, seed=3), self.make()
+        cos_sin, slots = torch.cat((angles.cos(), angles.sin()), dim=1), torch.arange(tokens, device=self.device)
+        results = []
+        for product in (ops.linear_in_parts(weight)(x), (x.double() @ weight.double().T).to(x.dtype)):
+            cells = torch.zeros(2, tokens, 1, 1, 64, dtype=x.dtype, device=self.device)
+            q = ops.rotate_and_store(product.view(*product.shape[:-1], 4, 64), cos_sin, cells[0], cells[1], slots)
+            results.append((q, cells))
+        (q, cells), (expected_q, expected_cells) = results
+        self.close(q, expected_q.double(), dtype)
+        self.close(cells, expected_cells.double(), dtype)
 
     def test_rotate_and_store_head_dims(self, head_dim: int, normed: bool) -> None:
         """Rotation and store, at every size of a head."""

@@ -48,12 +48,13 @@ class TestTritonOps(OpsContract):
 
 
 @pytest.mark.parametrize("rows", [3, 67])
-def test_the_norm_adds_up_the_parts_of_a_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_product_are_added_up(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "choose_blocks", lambda *_: Blocks(Block(64, 256, 1), None))
     monkeypatch.setattr(launches, "choose_parts", lambda *_: 2)
     product = TritonOps(NoOptions()).linear_in_parts(torch.ones(96, 64, dtype=torch.bfloat16, device=DEVICE))
     assert product(torch.ones(rows, 64, dtype=torch.bfloat16, device=DEVICE)).shape == (2, rows, 96)
     TestTritonOps().test_a_product_in_parts_is_added_up("bfloat16", rows, bias=False)
+    TestTritonOps().test_a_product_in_parts_is_rotated("bfloat16", rows)
 
 
 @pytest.mark.parametrize("most", [2, 64])
@@ -78,7 +79,7 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
     assert torch.equal(drawn.cpu(), uniforms(row_keys(seeds, positions), 3000).argmax(dim=1))
 
 
-@pytest.mark.parametrize(("most", "fewer"), [(16, (2, 7)), (32, (17, 20)), (64, (33, 50))], ids=str)
+@pytest.mark.parametrize(("most", "fewer"), [(16, (2, 7)), (32, (17, 20)), (64, (33, 50)), (128, (65, 100))], ids=str)
 def test_few_rows_have_the_same_bits_in_any_batch(
     most: int, fewer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +93,7 @@ def test_few_rows_have_the_same_bits_in_any_batch(
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [17, 32, 33, 64])
+@pytest.mark.parametrize("rows", [17, 32, 33, 64, 65, 128])
 def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
@@ -106,7 +107,7 @@ def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, m
     triton_ops = TritonOps(NoOptions())
     found = (triton_ops.gated_linear if gated else triton_ops.linear)(weight, offset)(x)
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
-    assert asked == [32 if rows <= 32 else 64]
+    assert asked == [next(room for room in (32, 64, 128) if rows <= room)]
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(260, torch.bfloat16), (264, torch.float32)], ids=str)
@@ -121,6 +122,9 @@ def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
 
 def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
     assert choose_wide(28_672, 4096, 64, gated=True)
+    assert choose_wide(28_672, 4096, 128, gated=True)
+    assert not choose_wide(28_672, 4096, 128, gated=False)
+    assert not choose_wide(51_200, 5120, 128, gated=True)
     assert choose_wide(4096, 14_336, 32, gated=False)
     assert not choose_wide(4096, 14_336, 64, gated=False)
     assert not choose_wide(6144, 1024, 32, gated=True)
@@ -128,7 +132,8 @@ def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
     assert [rows for rows in (32, 64, 112, 113, 256, 257) if prefers_light(4096, 14_336, rows)] == [64, 112]
     assert not prefers_light(6144, 4096, 64)
     assert [choose_parts(4096, 14_336, rows) for rows in (1, 64, 65, 384, 385)] == [1, 1, 2, 2, 1]
-    assert choose_parts(6144, 4096, 128) == choose_parts(1024, 3072, 128) == 1
+    assert [choose_parts(6144, 4096, rows) for rows in (160, 161, 232, 233)] == [1, 2, 2, 1]
+    assert choose_parts(1024, 3072, 128) == choose_parts(28_672, 4096, 128) == 1
 
 
 def in_tiles(out: int, columns: int, rows: int, *, gated: bool) -> Block:

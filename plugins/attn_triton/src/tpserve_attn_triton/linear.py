@@ -25,7 +25,7 @@ class Product:
 
     Attributes:
         gated: it is activated.
-        in_parts: it may be ``[parts, n, out]``, and has no bias.
+        in_parts: it may be ``[parts, n, out]``, which whatever follows adds up; it has no bias.
     """
 
     weight: torch.Tensor

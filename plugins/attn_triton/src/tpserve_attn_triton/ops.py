@@ -45,8 +45,8 @@ class TritonOps(Ops):
     """Each step is one launch, a draw two, with filters four; none waits for the device, and CUDA graphs may hold all.
 
     Kernels are compiled for dtypes, the model's shape, and whether a batch is filtered, and for one row, 16, 32, 64,
-    384 or more: once each step has run with 1, 2, 17, 33, 65 and 385 rows, and a draw has been filtered and not,
-    nothing is left to compile.
+    128, 384 or more, and some of those in between: once each step has run with 1, 2, 17, 33, 65, 193 and 385 rows, and
+    a draw has been filtered and not, nothing is left to compile.
 
     Weights should be written well before the first product with them, not by the kernel just before: their first block
     may be read before that one has ended.
@@ -96,9 +96,10 @@ class TritonOps(Ops):
         k_norm: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
-        """Norm, rotate and store."""
+        """Norm, rotate and store, and add up the parts of ``qkv`` before."""
         qkv, device = qkv.contiguous(), device_of(qkv.device)
-        tokens, heads, head_dim = qkv.shape
+        tokens, heads, head_dim = qkv.shape[-3:]
+        parts = qkv.shape[0] if qkv.dim() > 3 else 1
         kv_heads = k_cache.shape[2]
         q = torch.empty(tokens, heads - 2 * kv_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
         rotate_and_store[(tokens, -(-heads // _HEADS))](
@@ -111,12 +112,14 @@ class TritonOps(Ops):
             qkv if k_norm is None else k_norm,
             q,
             eps,
+            qkv.stride(0) if parts > 1 else 0,
             Q_HEADS=q.shape[1],
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
             COLUMNS=power_of_two(head_dim // 2),
             HEADS=_HEADS,
             NORMED=q_norm is not None,
+            PARTS=parts,
             OVERLAP=device.overlap,
             num_warps=4,
             **device.options(after_ours=tokens <= MOST_ROWS),

@@ -7,7 +7,7 @@ multiplies. Its first ones it asks for before the kernel before has ended, for t
 whose sums are added at the end; one program alone for each row of the weight keeps the order of summation, and with
 it the bits, independent of how many rows there are.
 
-``wide`` is for up to 64 rows and large weights: the copy engine brings tiles of both, and the tensor cores take the
+``wide`` is for up to 128 rows and large weights: the copy engine brings tiles of both, and the tensor cores take the
 weight's rows for those of a tile, so that few rows of ``x`` waste nothing.
 
 With ``GATED``, a weight is two, one below the other, and the result is ``silu`` of the first product times the second.

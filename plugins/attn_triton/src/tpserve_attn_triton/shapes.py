@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_parts", "choose_wide", "prefers_light"]
 
-WIDE_ROWS = (32, 64)
+WIDE_ROWS = (32, 64, 128)
 """Rows of ``x`` that kernels of ``wide`` are compiled for, rising."""
 
 
@@ -54,6 +54,8 @@ def choose_wide(out: int, columns: int, rows: int, *, gated: bool) -> Block | No
     """The block of ``wide`` for a weight ``[out, columns]`` and one of ``WIDE_ROWS``; None where torch's is as fast."""
     if out > _LARGE or out * columns < _FILLING:
         return None
+    if rows > 64:
+        return _WIDEST.get((out, columns)) if gated else None
     if gated:
         return Block(128, 128, 4, 4)
     if rows > WIDE_ROWS[0] and out < 6144:
@@ -62,13 +64,14 @@ def choose_wide(out: int, columns: int, rows: int, *, gated: bool) -> Block | No
 
 
 def choose_parts(out: int, columns: int, rows: int) -> int:
-    """In how many parts torch multiplies so many rows and a weight ``[out, columns]``, if the norm adds them up.
+    """In how many parts torch multiplies so many rows and a weight ``[out, columns]``, if what follows adds them up.
 
     There are too few tiles of the result for all multiprocessors. The libraries divide a sum too, but their parts are
     float32 and are added by a kernel of their own.
     """
-    few = WIDE_ROWS[-1] < rows <= _MOST_IN_PARTS and out < 6144 and out * columns >= _FILLING
-    return 2 if few and out % 16 == 0 and columns % 16 == 0 else 1
+    if out >= 6144 or out * columns < _FILLING or out % 16 or columns % 16:
+        return 2 if rows in _HALVED.get((out, columns), ()) else 1
+    return 2 if rows in _IN_PARTS else 1
 
 
 def prefers_light(out: int, columns: int, rows: int) -> bool:
@@ -90,8 +93,10 @@ _LARGE = 1 << 16
 _FILLING = 1 << 24
 """Numbers of a weight whose tiles keep all multiprocessors reading."""
 
-_MOST_IN_PARTS = 384
-"""Rows above which whole products are as fast."""
+_IN_PARTS = range(65, 385)
+"""Rows for which products of weights with few rows are faster in parts."""
 
 # Measured alone, for the shapes of Llama-3.1-8B: with more rows torch's default is better, or as good.
 _LIGHT = {(4096, 4096): range(33, 257), (4096, 14_336): range(33, 113)}
+_HALVED = {(6144, 4096): range(161, 233)}
+_WIDEST = {(28_672, 4096): Block(256, 64, 8, 4)}

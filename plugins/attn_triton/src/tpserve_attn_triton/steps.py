@@ -48,9 +48,7 @@ def rms_norm(
     inside = columns < HIDDEN
     factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     follow(OVERLAP)
-    value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        value += tl.load(x + part * size + start + columns, mask=inside, other=0.0).to(tl.float32)
+    value = add_up(x + start + columns, size, inside, PARTS)
     if ADD:
         value += tl.load(residual + start + columns, mask=inside, other=0.0).to(tl.float32)
         total = value.to(residual.dtype.element_ty)
@@ -71,12 +69,14 @@ def rotate_and_store(
     k_norm,
     q,
     eps,
+    size,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     HEADS: tl.constexpr,
     NORMED: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Norm and rotate query and key heads, store keys and values; a program for each token and ``HEADS`` heads.
@@ -84,6 +84,7 @@ def rotate_and_store(
     Args:
         qkv, cos_sin, k_cache, v_cache, cache_slots, q_norm, k_norm: as in :meth:`tpserve.api.Ops.rotate_and_store`.
         q: ``[tokens, Q_HEADS, HEAD_DIM]``, written.
+        size: of a part of ``qkv``, of which there are ``PARTS`` to be added up.
         COLUMNS: the power of two that holds half a head.
         NORMED: whether there are norms.
     """
@@ -96,12 +97,12 @@ def rotate_and_store(
     last = heads < Q_HEADS + 2 * KV_HEADS
     follow(OVERLAP)
     where = qkv + (token * (Q_HEADS + 2 * KV_HEADS) + heads[:, None]) * HEAD_DIM + columns[None, :]
-    left = tl.load(where, mask=last[:, None] & inside, other=0.0)
-    right = tl.load(where + HALF, mask=last[:, None] & inside, other=0.0)
+    there = last[:, None] & inside
+    left, right = add_up(where, size, there, PARTS), add_up(where + HALF, size, there, PARTS)
     cos = tl.load(cos_sin + token * HEAD_DIM + columns[None, :], mask=inside, other=0.0)
     sin = tl.load(cos_sin + token * HEAD_DIM + HALF + columns[None, :], mask=inside, other=0.0)
     slot = tl.load(cache_slots + token)
-    first, second = left.to(tl.float32), right.to(tl.float32)
+    first, second = left, right
     if NORMED:
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / HEAD_DIM + eps)[:, None]
         first *= scale * pick(key, k_norm, q_norm, columns, inside)
@@ -115,6 +116,15 @@ def rotate_and_store(
     put(keys, turned_left, turned_right, key & ~value, columns, HALF)
     values = v_cache + (slot * KV_HEADS + heads[:, None] - Q_HEADS - KV_HEADS) * HEAD_DIM
     put(values, left, right, value & last, columns, HALF)
+
+
+@triton.jit
+def add_up(where, size, there, PARTS: tl.constexpr):
+    """The sum of the parts, float32."""
+    total = tl.load(where, mask=there, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(where + part * size, mask=there, other=0.0).to(tl.float32)
+    return total
 
 
 @triton.jit
