@@ -12,15 +12,12 @@ from tpserve.api import Attention, AttentionBatch, AttentionShape, Options
 from tpserve_attn_triton.decode import FIELDS, cut, decode
 from tpserve_attn_triton.device import power_of_two
 from tpserve_attn_triton.prefill import prefill
-from tpserve_attn_triton.tiles import Tile, choose_tiles
+from tpserve_attn_triton.tiles import choose_tiles
 
 __all__ = ["TritonAttention"]
 
 _PROGRAMS = 2
 """Programs of the decode kernel that a multiprocessor holds, about: no part is longer than the share of one of them."""
-
-_MANY = 8
-"""Rounds of one program of the decode kernel on each multiprocessor that are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,6 @@ class TritonAttention(Attention):
             self._scale *= 2 / shape.soft_cap
         # Programs that find no part end at once.
         self._spare = -(-_PROGRAMS * processors // shape.kv_heads)
-        self._processors = processors
         parts = shape.max_running + self._spare
         self._parts = torch.empty(parts, FIELDS, dtype=torch.int32, device=device)
         self._used = torch.zeros(1, dtype=torch.int32, device=device)
@@ -99,7 +95,7 @@ class TritonAttention(Attention):
                 self._spare,
                 self.shape.sliding_window,
                 ROOM=power_of_two(self.shape.max_running),
-                BLOCK=self._decode_tile().block,
+                BLOCK=self._tiles.decode.block,
                 FIELDS=FIELDS,
                 num_warps=4,
             )
@@ -116,20 +112,6 @@ class TritonAttention(Attention):
         if self._plan.singles:
             self._run_singles(query, k_cache, v_cache, out)
         return out
-
-    def _decode_tile(self) -> Tile:
-        # Of a size that the largest batch does not have, nothing would be compiled before the first request.
-        many = self._is_better_alone(self._plan.singles) and self._is_better_alone(self.shape.max_running)
-        return self._tiles.many if many else self._tiles.few
-
-    def _is_better_alone(self, sequences: int) -> bool:
-        """Whether programs should have a multiprocessor each, not share it by two.
-
-        In pairs they read a little faster, but where an odd number of rounds would do, the last round of pairs is half
-        empty.
-        """
-        rounds = -(-sequences * self.shape.kv_heads // self._processors)
-        return rounds >= _MANY or (rounds > _PROGRAMS and rounds % 2 == 1)
 
     def _run_blocks(
         self, blocks: torch.Tensor, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
@@ -165,7 +147,7 @@ class TritonAttention(Attention):
     def _run_singles(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
-        shape, table, tile = self.shape, self._plan.batch.page_table, self._decode_tile()
+        shape, table, tile = self.shape, self._plan.batch.page_table, self._tiles.decode
         decode[((self._plan.singles + self._spare) * shape.kv_heads,)](
             query,
             k_cache,

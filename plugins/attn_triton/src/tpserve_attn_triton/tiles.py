@@ -26,31 +26,24 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The sizes of all kernels.
+    """The sizes of both kernels."""
 
-    Attributes:
-        few: of decode, where a multiprocessor has few programs to compute, so two should share it.
-        many: of decode, where it has many.
-        prefill: of prefill.
-    """
-
-    few: Tile
-    many: Tile
+    decode: Tile
     prefill: Tile
 
 
 # By bytes of a number and columns of a head. Measured on an H200 for 64 and 128 columns of 2 bytes; the others are as
 # large as fits.
 _TABLE = {
-    (2, 64): Tiles(Tile(16, 128, 4, 3), Tile(16, 128, 4, 3), Tile(128, 64, 4, 2)),
-    (2, 128): Tiles(Tile(16, 64, 2, 3), Tile(16, 128, 4, 3), Tile(128, 64, 4, 3)),
-    (2, 256): Tiles(Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(64, 32, 4, 3)),
-    (4, 64): Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
-    (4, 128): Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
-    (4, 256): Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)),
+    (2, 64): Tiles(Tile(16, 128, 4, 3), Tile(128, 64, 4, 2)),
+    (2, 128): Tiles(Tile(16, 128, 4, 3), Tile(128, 64, 4, 3)),
+    (2, 256): Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 4, 3)),
+    (4, 64): Tiles(Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (4, 128): Tiles(Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (4, 256): Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)),
 }
 
-_INTERPRETED = Tiles(Tile(16, 256, 1, 1), Tile(16, 256, 1, 1), Tile(256, 256, 1, 1))
+_INTERPRETED = Tiles(Tile(16, 256, 1, 1), Tile(256, 256, 1, 1))
 """Triton's interpreter takes about as long for a large tile as for a small one."""
 
 _SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
@@ -69,12 +62,12 @@ def choose_tiles(item: int, columns: int, sm: int, group: int) -> Tiles:
     tiles = _TABLE[item, max(columns, 64)] if sm else _INTERPRETED
     room = _SHARED_MEMORY.get(sm, 99) if sm else 227
     if room < 227:
-        tiles = Tiles(tiles.few, replace(tiles.many, stages=2), tiles.prefill)
+        tiles = replace(tiles, decode=replace(tiles.decode, stages=2))
     if room < 163:
-        few = replace(tiles.few, block=min(tiles.few.block, 32), stages=2)
+        decode = replace(tiles.decode, block=min(tiles.decode.block, 32))
         rows, block = max(tiles.prefill.rows // 2, 16), min(tiles.prefill.block, 32)
-        tiles = Tiles(few, few, replace(tiles.prefill, rows=rows, block=block, stages=2))
-    return Tiles(_hold(group, tiles.few), _hold(group, tiles.many), _hold(group, tiles.prefill))
+        tiles = Tiles(decode, replace(tiles.prefill, rows=rows, block=block, stages=2))
+    return Tiles(_hold(group, tiles.decode), _hold(group, tiles.prefill))
 
 
 def _hold(group: int, tile: Tile) -> Tile:
