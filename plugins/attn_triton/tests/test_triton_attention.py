@@ -83,7 +83,7 @@ def test_a_row_without_a_cache_is_zero() -> None:
 
 def in_small_tiles(shape: AttentionShape) -> TritonAttention:
     attention = TritonAttention(NoOptions(), shape)
-    attention._tiles = Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2))
+    attention._tiles = Tiles(Tile(16, 16, 4, 2), Tile(16, 32, 4, 2), Tile(16, 16, 4, 2))
     return attention
 
 
@@ -146,17 +146,19 @@ def test_query_blocks_cover_every_new_token_once_and_the_heaviest_come_first() -
 @pytest.mark.parametrize("item", [2, 4])
 def test_tiles_fit_the_shared_memory_of_a_multiprocessor(item: int, columns: int, sm: int, room: int) -> None:
     tiles = choose_tiles(item, columns, sm, group=8)
-    for tile in (tiles.decode, tiles.prefill):
+    for tile in (tiles.small, tiles.large, tiles.prefill):
         assert (tile.rows + 2 * tile.block * tile.stages) * columns * item < 0.9 * room
         assert tile.rows >= 16
 
 
 def test_rows_hold_every_group() -> None:
-    assert choose_tiles(2, 128, 90, group=71).decode.rows == 128
-    assert choose_tiles(2, 128, 90, group=3).decode.rows == 16
+    assert choose_tiles(2, 128, 90, group=71).large.rows == 128
+    assert choose_tiles(2, 128, 90, group=3).large.rows == 16
 
 
-@pytest.mark.parametrize("count", [1, 8, 13, 29])
-def test_any_number_of_sequences_is_cut_rightly(count: int) -> None:
+@pytest.mark.parametrize(("count", "block"), [(1, 16), (2, 32), (12, 32), (13, 16), (16, 16), (17, 32), (29, 32)])
+def test_programs_are_small_for_one_sequence_and_where_all_are_there_at_once(count: int, block: int) -> None:
     shape = msgspec.structs.replace(SHAPE, max_running=40)
-    check(in_small_tiles(shape), AttentionCase.random(shape, [(1, 1 + 5 * i) for i in range(count)]))
+    attention = in_small_tiles(shape)
+    check(attention, AttentionCase.random(shape, [(1, 1 + 5 * i) for i in range(count)]))
+    assert attention._decode_tile().block == block

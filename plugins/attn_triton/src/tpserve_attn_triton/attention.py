@@ -12,7 +12,7 @@ from tpserve.api import Attention, AttentionBatch, AttentionShape, Options
 from tpserve_attn_triton.decode import FIELDS, cut, decode
 from tpserve_attn_triton.device import power_of_two
 from tpserve_attn_triton.prefill import prefill
-from tpserve_attn_triton.tiles import choose_tiles
+from tpserve_attn_triton.tiles import Tile, choose_tiles
 
 __all__ = ["TritonAttention"]
 
@@ -59,6 +59,7 @@ class TritonAttention(Attention):
             self._scale *= 2 / shape.soft_cap
         # Programs that find no part end at once.
         self._spare = -(-_PROGRAMS * processors // shape.kv_heads)
+        self._processors = processors
         parts = shape.max_running + self._spare
         self._parts = torch.empty(parts, FIELDS, dtype=torch.int32, device=device)
         self._used = torch.zeros(1, dtype=torch.int32, device=device)
@@ -95,7 +96,7 @@ class TritonAttention(Attention):
                 self._spare,
                 self.shape.sliding_window,
                 ROOM=power_of_two(self.shape.max_running),
-                BLOCK=self._tiles.decode.block,
+                BLOCK=self._decode_tile().block,
                 FIELDS=FIELDS,
                 num_warps=4,
             )
@@ -112,6 +113,16 @@ class TritonAttention(Attention):
         if self._plan.singles:
             self._run_singles(query, k_cache, v_cache, out)
         return out
+
+    def _decode_tile(self) -> Tile:
+        """Large programs, which read faster where lengths differ, but for two cases.
+
+        Beside the small ones of a single sequence the product that follows finds room to ask for its first weights. And
+        between three and four programs a multiprocessor are all there at once only if they are small.
+        """
+        programs = self._plan.singles * self.shape.kv_heads
+        small = self._plan.singles == 1 or 3 * self._processors < programs <= 4 * self._processors
+        return self._tiles.small if small else self._tiles.large
 
     def _run_blocks(
         self, blocks: torch.Tensor, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
@@ -147,7 +158,7 @@ class TritonAttention(Attention):
     def _run_singles(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
-        shape, table, tile = self.shape, self._plan.batch.page_table, self._tiles.decode
+        shape, table, tile = self.shape, self._plan.batch.page_table, self._decode_tile()
         decode[((self._plan.singles + self._spare) * shape.kv_heads,)](
             query,
             k_cache,

@@ -26,24 +26,31 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The sizes of both kernels."""
+    """The sizes of all kernels.
 
-    decode: Tile
+    Attributes:
+        small: of decode; a multiprocessor holds four programs.
+        large: of decode; it holds three.
+        prefill: of prefill.
+    """
+
+    small: Tile
+    large: Tile
     prefill: Tile
 
 
 # By bytes of a number and columns of a head. Measured on an H200 for 64 and 128 columns of 2 bytes; the others are as
 # large as fits.
 _TABLE = {
-    (2, 64): Tiles(Tile(16, 128, 4, 3), Tile(128, 64, 4, 2)),
-    (2, 128): Tiles(Tile(16, 128, 4, 3), Tile(128, 64, 4, 3)),
-    (2, 256): Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 4, 3)),
-    (4, 64): Tiles(Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
-    (4, 128): Tiles(Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
-    (4, 256): Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)),
+    (2, 64): Tiles(Tile(16, 128, 4, 3), Tile(16, 128, 4, 3), Tile(128, 64, 4, 2)),
+    (2, 128): Tiles(Tile(16, 64, 2, 3), Tile(16, 128, 4, 3), Tile(128, 64, 4, 3)),
+    (2, 256): Tiles(Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(64, 32, 4, 3)),
+    (4, 64): Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (4, 128): Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (4, 256): Tiles(Tile(16, 16, 4, 2), Tile(16, 16, 4, 2), Tile(16, 16, 4, 2)),
 }
 
-_INTERPRETED = Tiles(Tile(16, 256, 1, 1), Tile(256, 256, 1, 1))
+_INTERPRETED = Tiles(Tile(16, 256, 1, 1), Tile(16, 256, 1, 1), Tile(256, 256, 1, 1))
 """Triton's interpreter takes about as long for a large tile as for a small one."""
 
 _SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
@@ -62,12 +69,12 @@ def choose_tiles(item: int, columns: int, sm: int, group: int) -> Tiles:
     tiles = _TABLE[item, max(columns, 64)] if sm else _INTERPRETED
     room = _SHARED_MEMORY.get(sm, 99) if sm else 227
     if room < 227:
-        tiles = replace(tiles, decode=replace(tiles.decode, stages=2))
+        tiles = Tiles(tiles.small, replace(tiles.large, stages=2), tiles.prefill)
     if room < 163:
-        decode = replace(tiles.decode, block=min(tiles.decode.block, 32))
+        small = replace(tiles.small, block=min(tiles.small.block, 32), stages=2)
         rows, block = max(tiles.prefill.rows // 2, 16), min(tiles.prefill.block, 32)
-        tiles = Tiles(decode, replace(tiles.prefill, rows=rows, block=block, stages=2))
-    return Tiles(_hold(group, tiles.decode), _hold(group, tiles.prefill))
+        tiles = Tiles(small, small, replace(tiles.prefill, rows=rows, block=block, stages=2))
+    return Tiles(_hold(group, tiles.small), _hold(group, tiles.large), _hold(group, tiles.prefill))
 
 
 def _hold(group: int, tile: Tile) -> Tile:
