@@ -14,7 +14,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,9 @@ ROOMY = 1
 """The word beside that of rank 0."""
 PART = 1 << 20
 """Bytes of one part; what is larger goes in several."""
+
+SHAPES = 64
+"""Of parts whose tensors are kept: to make them takes longer than to add up the sum of a token."""
 
 LOW_HALF = 0xFFFF_FFFF
 LOOK = 0.5
@@ -60,7 +63,7 @@ class ShmComm(Comm):
         """Sum over the ranks, in place where the tensor is contiguous."""
         whole = tensor.contiguous()
         with self._operation("all_reduce") as memory:
-            for chunk in torch.split(whole.view(-1), PART // whole.itemsize):
+            for chunk in _chunks(whole):
                 first, second, *others = self._exchange(memory, chunk)
                 torch.add(first, second, out=chunk)
                 for other in others:
@@ -86,7 +89,7 @@ class ShmComm(Comm):
         """Replace the content with that of rank ``source``, in place."""
         whole = tensor.contiguous()
         with self._operation("broadcast") as memory:
-            for chunk in torch.split(whole.view(-1), PART // whole.itemsize):
+            for chunk in _chunks(whole):
                 chunk.copy_(self._exchange(memory, chunk)[source])
         return tensor if whole is tensor else tensor.copy_(whole)
 
@@ -163,6 +166,13 @@ class ShmComm(Comm):
             looked = True
 
 
+def _chunks(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    """A contiguous tensor in pieces that are no larger than a part."""
+    if whole.nbytes <= PART:
+        return (whole,)
+    return torch.split(whole.view(-1), PART // whole.itemsize)
+
+
 class _Memory:
     """A word for each rank, one that says whether each has a core to itself, and two places for parts."""
 
@@ -174,6 +184,7 @@ class _Memory:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._addresses = [base + LINE * rank for rank in range(size)]
         self._typed: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+        self._shaped: dict[tuple[torch.dtype, torch.Size], list[list[torch.Tensor]]] = {}
 
     @staticmethod
     def bytes(size: int) -> int:
@@ -182,11 +193,18 @@ class _Memory:
 
     def parts(self, turn: int, like: torch.Tensor) -> list[torch.Tensor]:
         """Each rank's place for part ``turn``, as tensors of the same shape and dtype."""
-        typed = self._typed.get(like.dtype)
-        if typed is None:
-            typed = self._typed[like.dtype] = [self._places(like.dtype, place) for place in range(2)]
-        count, shape = like.numel(), like.shape
-        return [place[:count].view(shape) for place in typed[turn % 2]]
+        dtype, shape = like.dtype, like.shape
+        shaped = self._shaped.get((dtype, shape))
+        if shaped is None:
+            typed = self._typed.get(dtype)
+            if typed is None:
+                typed = self._typed[dtype] = [self._places(dtype, place) for place in range(2)]
+            if len(self._shaped) == SHAPES:
+                self._shaped.clear()
+            count = like.numel()
+            shaped = [[place[:count].view(shape) for place in places] for places in typed]
+            self._shaped[dtype, shape] = shaped
+        return shaped[turn % 2]
 
     @property
     def is_roomy(self) -> bool:
@@ -213,6 +231,7 @@ class _Memory:
     def close(self) -> None:
         """Let go of the memory."""
         self._typed.clear()
+        self._shaped.clear()
         self._words.release()
 
     def _places(self, dtype: torch.dtype, place: int) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from tpserve.api import Comm, CommContext, CommSpec
 from tpserve.comm.options import ShmCommOptions
-from tpserve.comm.shm import PART, ShmComm
+from tpserve.comm.shm import PART, SHAPES, ShmComm
 from tpserve.plugins.builtin import tpserve_comms
 from tpserve.testing.comm import CommContract, Ranks
 
@@ -28,6 +28,19 @@ class TestShm(CommContract):
             assert all(torch.equal(torch.cat(mine, dim=1), each) for each in found)
             found = ranks(2, lambda comm, mine=mine: comm.all_reduce(mine[comm.context.rank].clone()))
             assert all(torch.equal(mine[0] + mine[1], each) for each in found)
+
+    def test_shapes_and_dtypes_take_turns(self, ranks: Ranks) -> None:
+        """More of them than are remembered, each more than once, and at either place for a part."""
+        shapes = [(1 + n % 3, 1 + n) for n in range(SHAPES)]
+
+        def work(comm: Comm) -> bool:
+            for shape in (*shapes, *shapes[::-1], (0, 5)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    summed = comm.all_reduce(torch.full(shape, 1 + comm.context.rank, dtype=dtype))
+                    assert torch.equal(summed, torch.full(shape, 3, dtype=dtype))
+            return True
+
+        assert ranks(2, work) == [True, True]
 
     def test_views_are_summed_and_filled(self, ranks: Ranks) -> None:
         """Tensors whose elements do not lie one after the other."""
