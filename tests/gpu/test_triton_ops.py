@@ -11,7 +11,8 @@ from tests.gpu.waiting import no_waiting
 from tpserve.api import NoOptions, Ops
 from tpserve.engine.rehearsal import FEW
 from tpserve.ops.reference import TorchOps
-from tpserve.testing.ops import OpsContract, sampling_batch
+from tpserve.testing.draws import sampling_batch
+from tpserve.testing.ops import OpsContract
 from tpserve_attn_triton.plugin import tpserve_ops
 
 USABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tpserve.api import NoOptions
-from tpserve.testing.ops import sampling_batch
+from tpserve.testing.draws import sampling_batch
 
 pytest.importorskip("triton")
 

@@ -8,7 +8,8 @@ import torch
 
 from tpserve.api import NoOptions
 from tpserve.ops.noise import row_keys, uniforms
-from tpserve.testing.ops import OpsContract, kept_tokens, sampling_batch
+from tpserve.testing.draws import kept_tokens, sampling_batch
+from tpserve.testing.ops import OpsContract
 from tpserve.testing.package import PackageContract
 from tpserve_attn_triton.plugin import tpserve_ops
 

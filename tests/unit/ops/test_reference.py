@@ -7,7 +7,8 @@ import torch
 
 from tpserve.api import NoOptions, OpsCapabilities
 from tpserve.ops.reference import TorchOps
-from tpserve.testing.ops import OpsContract, kept_tokens, sampling_batch
+from tpserve.testing.draws import kept_tokens, sampling_batch
+from tpserve.testing.ops import OpsContract
 
 OPS = TorchOps(NoOptions())
 
