@@ -28,6 +28,7 @@ CONTRACTS = (
     "attention",
     "comm",
     "doors",
+    "draws",
     "fanout",
     "lab",
     "links",

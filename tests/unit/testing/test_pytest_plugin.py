@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
 import pytest
+
+from tpserve.testing import pytest_plugin
 
 TIDY = {
     "a_process_that_ends": "subprocess.run([sys.executable, '-c', ''])",
@@ -60,6 +63,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         case.attrib["name"].removeprefix("test_"): "".join(problem.text or "" for problem in case)
         for case in ElementTree.parse(folder / "outcomes.xml").iter("testcase")
     }
+
+
+def test_asserts_of_all_contracts_are_rewritten() -> None:
+    """So that a failure shows both sides."""
+    modules = Path(pytest_plugin.__file__).parent.glob("*.py")
+    assert {module.stem for module in modules if "    def test_" in module.read_text()} <= set(pytest_plugin.CONTRACTS)
 
 
 @pytest.mark.parametrize("name", TIDY)
