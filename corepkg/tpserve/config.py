@@ -14,9 +14,13 @@ __all__ = ["AUTO", "ServeConfig"]
 
 AUTO = "auto"
 
-Natural = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+Natural = Annotated[int, Meta(ge=0, le=1 << 40)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+Few = Annotated[int, Meta(ge=1, le=1024)]
+"""Of processes."""
+
+LONGEST = 1_000_000
+"""Seconds, eleven days: libraries count waits in milliseconds of 32 bits."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +79,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     served_model_name: str = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    tp: Positive = 1
+    tp: Few = 1
     transport: str = AUTO
     pipe_transport: str = AUTO
     sync: str = AUTO
@@ -89,7 +93,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_tokens: Natural = 0
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
     max_context: Natural = 0
-    max_running_requests: Positive = 256
+    max_running_requests: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
     max_step_tokens: Natural = 0
     chunked_prefill_size: Natural = 0
     cache: Literal["radix", "none"] = "radix"
@@ -97,18 +101,18 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cuda_graph: bool = True
     max_requests: Positive = 4096
     max_queued_requests: Natural = 0
-    tokenizers: Positive = 1
-    detokenizers: Positive = 1
-    threads: Natural = 0
+    tokenizers: Few = 1
+    detokenizers: Few = 1
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     cpu_affinity: str = AUTO
     base_device: Natural = 0
     device_step: Natural = 1
     max_messages_per_round: Positive = 256
     max_round_bytes: Positive = 64 << 20
-    heartbeat: Seconds = 5.0
-    watchdog: Seconds = 30.0
-    startup_timeout: Seconds = 600.0
-    drain_timeout: Annotated[float, Meta(ge=0)] = 5.0
+    heartbeat: Annotated[float, Meta(ge=0.01, le=LONGEST)] = 5.0
+    watchdog: Annotated[float, Meta(ge=1, le=LONGEST)] = 30.0
+    startup_timeout: Annotated[float, Meta(gt=0, le=LONGEST)] = 600.0
+    drain_timeout: Annotated[float, Meta(ge=0, le=LONGEST)] = 5.0
     max_restarts: Natural = 3
     profile: str = ""
     record: str = ""

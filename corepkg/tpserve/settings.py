@@ -22,7 +22,7 @@ import msgspec
 from tpserve.api.specs import KINDS
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError, UserError
-from tpserve.values import closest, convert, did_you_mean, is_text
+from tpserve.values import closest, convert, did_you_mean, is_text, read_yaml
 
 __all__ = ["flag_name", "kind_flag", "load_settings", "plugin_options", "unknown_variables"]
 
@@ -142,8 +142,11 @@ def _from_command_line(cli: Mapping[str, Any], option_flags: list[str], label: C
         if not separator:
             raise ConfigError(f"-o {text}: no value", "Write -o kind.field=value, as in -o transport.send_buffer=8192")
         _put_option(options, key.strip(), value, f"-o {text}")
-    for key, value in cli.get("options", {}).items():
-        _put_option(options, key, value, f"{label('options')}: {key}")
+    table = cli.get("options") or {}
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{label('options')}: expected a mapping, found {table!r}")
+    for key, value in table.items():
+        _put_option(options, str(key), value, f"{label('options')}: {key}")
     return _Layer(_check(given, label), options)
 
 
@@ -164,7 +167,12 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
 
 def _from_file(file: Path) -> _Layer:
     content = _read_yaml(file)
-    written = {str(key).replace("-", "_"): value for key, value in content.items()}
+    written: dict[str, Any] = {}
+    for key, value in content.items():
+        field = str(key).replace("-", "_")
+        if field in written:
+            raise ConfigError(f"{file}: {field} is there twice, with - and with _")
+        written[field] = value
     options: _GivenTable = {}
     table = written.pop("options", None) or {}
     if not isinstance(table, dict):
@@ -175,14 +183,12 @@ def _from_file(file: Path) -> _Layer:
 
 
 def _read_yaml(file: Path) -> dict[Any, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

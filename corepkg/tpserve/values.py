@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text", "to_json"]
+__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text", "read_yaml", "to_json"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def convert(value: Any, type_: Any) -> Any:
     """Convert a value to a type, reading text as the type's literals; text for a list or mapping is read as YAML.
+
+    Numbers are finite: others cannot be written in JSON, as which the values reach other processes.
 
     Raises:
         ValueError: it does not fit; the message says what was expected and what was found.
@@ -28,9 +30,33 @@ def convert(value: Any, type_: Any) -> Any:
             result = msgspec.convert(candidate, type_, strict=False)
         except msgspec.ValidationError:
             continue
-        if not (isinstance(result, float) and math.isnan(result)):
+        if not (isinstance(result, float) and not math.isfinite(result)):
             return result
     raise ValueError(f"expected {describe_type(type_)}, found {value!r}")
+
+
+def read_yaml(text: str) -> Any:
+    """Read a YAML document; a mapping that has a key twice is refused, for only one of the two would count.
+
+    Raises:
+        ValueError: it cannot be read; the message is one line.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            twice = [key for key in keys if keys.count(key) > 1]
+            if twice:
+                raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - it is a safe one
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:  # of dates that do not exist, and numbers that are too long
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def is_text(text: str) -> bool:
@@ -68,13 +94,11 @@ def did_you_mean(word: str, known: Iterable[str], *, what: str = "Known") -> str
 
 
 def _parse_yaml(value: Any) -> Any:
-    import yaml
-
     if not isinstance(value, str):
         return value
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
+        return read_yaml(value)
+    except ValueError:
         return value
 
 

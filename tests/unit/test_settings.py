@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tpserve.config import ServeConfig
@@ -67,12 +69,22 @@ def test_text_of_the_environment_becomes_the_type() -> None:
     ("sources", "says"),
     [
         ({"cli": {"port": 70000}}, "--port: expected an integer from 0 to 65535, found 70000"),
-        ({"cli": {"max_running_requests": 0}}, "--max-running-requests: expected an integer of at least 1, found 0"),
+        ({"cli": {"max_running_requests": 0}}, "--max-running-requests: expected an integer from 1 to 65536, found 0"),
         ({"cli": {"memory_fraction": 1.5}}, "--memory-fraction: expected a number above 0 to 1, found 1.5"),
         ({"environ": {"TPSERVE_PORT": "http"}}, "TPSERVE_PORT: expected an integer from 0 to 65535, found 'http'"),
         ({"environ": {"TPSERVE_PAGE_SIZE": "512"}}, "TPSERVE_PAGE_SIZE: expected an integer from 1 to 256"),
         ({"environ": {"TPSERVE_DEVICE": "tpu"}}, "TPSERVE_DEVICE: expected one of auto, cpu, cuda, found 'tpu'"),
-        ({"environ": {"TPSERVE_WATCHDOG": "nan"}}, "TPSERVE_WATCHDOG: expected a number above 0, found 'nan'"),
+        (
+            {"environ": {"TPSERVE_WATCHDOG": "nan"}},
+            "TPSERVE_WATCHDOG: expected a number from 1 to 1000000, found 'nan'",
+        ),
+        ({"cli": {"watchdog": 1e20}}, "--watchdog: expected a number from 1 to 1000000, found 1e+20"),
+        ({"cli": {"heartbeat": 1e-7}}, "--heartbeat: expected a number from 0.01 to 1000000, found 1e-07"),
+        ({"cli": {"startup_timeout": 1e20}}, "--startup-timeout: expected a number above 0 to 1000000, found 1e+20"),
+        ({"cli": {"drain_timeout": math.inf}}, "--drain-timeout: expected a number from 0 to 1000000, found inf"),
+        ({"cli": {"threads": 100000}}, "--threads: expected an integer from 0 to 1024, found 100000"),
+        ({"cli": {"options": 3}}, "--options: expected a mapping, found 3"),
+        ({"cli": {"options": {3: 4}}}, "--options: 3: there is no kind '3'"),
         ({"cli": {"heartbeat": 30.0}}, "heartbeat is 30 s and watchdog 30 s. An idle leader must"),
         ({"flags": ["transport.send_buffer"]}, "-o transport.send_buffer: no value. Write -o kind.field=value"),
         ({"flags": ["transprot.x=1"]}, "-o transprot.x=1: there is no kind 'transprot'. Did you mean 'transport'?"),
@@ -95,12 +107,32 @@ def test_a_mistake_names_source_and_key(sources: dict[str, Any], says: str) -> N
         ),
         ("- port", "server.yaml: expected a mapping of settings, found list"),
         ("port: [", "server.yaml: not valid YAML: while parsing"),
+        ("drain_timeout: .inf", "server.yaml: drain_timeout: expected a number from 0 to 1000000, found inf"),
+        ("port: 2020-13-45", "server.yaml: not valid YAML: month must be in 1..12"),
+        ("port: " + 5000 * "[", "server.yaml: not valid YAML: nested too deep"),
+        ("port: 1\ntp: 2\nport: 3", "server.yaml: not valid YAML: 'port' is there twice in "),
+        ("options: {policy: {ageing: 1, ageing: 2}}", "server.yaml: not valid YAML: 'ageing' is there twice in "),
+        ("page-size: 1\npage_size: 2", "server.yaml: page_size is there twice, with - and with _"),
         ("options: 5", "server.yaml: options: expected a mapping, found 5"),
         ("options: {polcy: {x: 1}}", "server.yaml: options.polcy: there is no kind 'polcy'. Did you mean 'policy'?"),
     ],
 )
 def test_a_mistake_in_a_file_names_file_and_key(write: Any, text: str, says: str) -> None:
     assert says in refusal(file=write(text))
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(ServeConfig), ids=lambda field: field.name)
+def test_every_number_has_bounds_that_other_processes_can_be_told(field: Any) -> None:
+    if isinstance(field.default, bool) or not isinstance(field.default, int | float):
+        return
+    for value in (10**20, math.inf, 1e300):
+        assert f"expected a{'n integer' if isinstance(field.default, int) else ' number'} " in refusal(
+            cli={field.name: value}
+        )
+
+
+def test_a_word_may_look_like_a_date_that_does_not_exist() -> None:
+    assert load(cli={"served_model_name": "2020-13-45"}).served_model_name == "2020-13-45"
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
@@ -151,7 +183,7 @@ def test_options_may_come_as_a_table_from_python() -> None:
 
 
 def test_names_in_errors_can_be_those_of_a_python_caller() -> None:
-    with pytest.raises(ConfigError, match=r"^tp: expected an integer of at least 1, found 0$"):
+    with pytest.raises(ConfigError, match=r"^tp: expected an integer from 1 to 1024, found 0$"):
         load_settings({"tp": 0}, [], None, {}, label=str)
 
 

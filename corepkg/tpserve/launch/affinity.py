@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -79,20 +81,20 @@ def usable_cores() -> list[Core]:
     return [Core(nodes.get(cpu, 0), _physical_id(cpu), cpu) for cpu in os.sched_getaffinity(0)]
 
 
-def parse_cpus(text: str) -> list[int]:
-    """Read a list of cores as Linux writes it: ``0-3,8``.
+def parse_cpus(text: str) -> Iterator[int]:
+    """Read a list of cores as Linux writes it: ``0-3,8``. It may go far beyond the cores that there are.
 
     Raises:
         ValueError: it is no such list.
     """
-    cpus: list[int] = []
+    stretches = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         stretch = range(int(first), int(last or first) + 1)
         if not stretch:
             raise ValueError(f"{part!r} is empty")
-        cpus.extend(stretch)
-    return cpus
+        stretches.append(stretch)
+    return chain.from_iterable(stretches)
 
 
 def _shares(config: ServeConfig, cores: list[Core]) -> list[list[Core]]:
@@ -129,7 +131,7 @@ def _physical(cores: list[Core]) -> int:
     return len({core.physical for core in cores})
 
 
-def _numa_nodes() -> list[tuple[int, list[int]]]:
+def _numa_nodes() -> list[tuple[int, Iterator[int]]]:
     return [
         (int(path.parent.name.removeprefix("node")), parse_cpus(text))
         for path in sorted(TOPOLOGY.glob("node/node*/cpulist"))
