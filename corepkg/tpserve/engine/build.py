@@ -15,13 +15,13 @@ from tpserve.config import ServeConfig
 from tpserve.distributed.partition import Partition
 from tpserve.engine.engine import ModelEngine
 from tpserve.engine.graphs import GraphRecorder, ladder
-from tpserve.engine.memory import allocate_caches, page_count
+from tpserve.engine.memory import allocate_caches, check_room, page_count
 from tpserve.engine.rehearsal import rehearsal, rehearsal_pages, rehearse
 from tpserve.models.config import ModelConfig
 from tpserve.models.decoder import Decoder
 from tpserve.step import Engine, EngineLimits
 from tpserve.weights.dummy import draw_shard
-from tpserve.weights.loader import load_shard
+from tpserve.weights.loader import load_shard, shard_bytes
 
 __all__ = ["attention_shape", "build_engine"]
 
@@ -55,12 +55,13 @@ def build_engine(
 
     Raises:
         ModelError: the weights are not those of the model.
-        LaunchError: there is no room for a KV pool.
+        LaunchError: there is no room for weights, tables or a KV pool.
         TransportError: another rank failed meanwhile.
     """
     if config.threads and device == "cpu":
         torch.set_num_threads(config.threads)
     shape = attention_shape(config, model, partition, device)
+    check_room(shape, shard_bytes(model, partition, getattr(torch, shape.dtype)))
     if config.load_format == "dummy":
         weights = draw_shard(model, partition, getattr(torch, shape.dtype), device)
     else:

@@ -15,10 +15,40 @@ if TYPE_CHECKING:
     from tpserve.config import ServeConfig
     from tpserve.models.decoder import LayerCache
 
-__all__ = ["allocate_caches", "page_bytes", "page_count"]
+__all__ = ["allocate_caches", "check_room", "page_bytes", "page_count"]
 
 CPU_POOL = 2 << 30
 """Most bytes of a rank's pool on the CPU unless ``kv_tokens`` says otherwise: others need that memory too."""
+
+
+def check_room(shape: AttentionShape, weights: int) -> None:
+    """See that there is memory for what a rank has beside its pool, before any of it is made.
+
+    Args:
+        shape: says how large its tables are: one has a row for each running request, one for each position.
+        weights: bytes of its weights.
+
+    Raises:
+        LaunchError: there is not.
+    """
+    if shape.device.startswith("cuda"):
+        kept = torch.cuda.memory_reserved(shape.device) - torch.cuda.memory_allocated(shape.device)
+        room = torch.cuda.mem_get_info(shape.device)[0] + kept  # by torch, of an engine before this
+    else:
+        room = psutil.virtual_memory().available + psutil.swap_memory().free
+    running, context = shape.max_running, shape.max_context
+    row = context + -(-context // shape.page_size)
+    tables = 4 * (running * row + context * shape.head_dim)
+    for what, size, hint in (
+        ("the weights of a rank", weights, "Take more ranks, or a smaller model"),
+        (
+            f"tables of {running:,} requests and {context:,} positions",
+            tables,
+            "Lower --max-running-requests or --max-context",
+        ),
+    ):
+        if size > room:
+            raise LaunchError(f"no room for {what}, {size / (1 << 30):,.1f} GiB, in the memory of {shape.device}", hint)
 
 
 def page_bytes(shape: AttentionShape) -> int:

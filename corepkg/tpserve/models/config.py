@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from tpserve.errors import ModelError
-from tpserve.models.fields import Fields
+from tpserve.models.fields import MOST, Fields
 
 __all__ = ["ARCHITECTURES", "Architecture", "DType", "ModelConfig", "Rope"]
 
@@ -23,6 +23,9 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 """The supported architectures, as ``config.json`` spells them."""
+
+MOST_LAYERS = 10_000
+"""Each is a list of tensors to look for."""
 
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -126,7 +129,7 @@ def _from_fields(fields: Fields, generation: Fields) -> ModelConfig:
     if q_heads % kv_heads:
         raise ModelError(f"{fields.path}: {q_heads} query heads are not a multiple of {kv_heads} KV heads")
     hidden = fields.count("hidden_size")
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     rope, max_context = _positions(fields)
     attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.flag("attention_bias")
     return ModelConfig(
@@ -153,7 +156,7 @@ def _from_fields(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _architecture(fields: Fields) -> Architecture:
-    named = fields.get("architectures") or [_MODEL_TYPES.get(fields.get("model_type", ""))]
+    named = fields.get("architectures") or [_MODEL_TYPES.get(str(fields.get("model_type")))]
     found = named[0] if isinstance(named, list) else named
     if found not in ARCHITECTURES:
         what = found or fields.get("model_type") or "no architecture"
@@ -185,13 +188,13 @@ def _positions(fields: Fields) -> tuple[Rope, int]:
     """The rotary parameters and the longest sequence."""
     trained = fields.count("max_position_embeddings")
     scaling = fields.section("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
-    theta = scaling.number("rope_theta", fields.get("rope_theta", 10000.0))
-    if scaling.number("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
+    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    if scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError(f"{fields.path}: rotary positions on a part of each head are not supported")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     # Older files keep the length before stretching beside the parameters, as transformers reads it: the outer one wins.
     original = fields.count(
-        "original_max_position_embeddings", scaling.get("original_max_position_embeddings", trained)
+        "original_max_position_embeddings", scaling.count("original_max_position_embeddings", trained)
     )
     if kind == "default":
         return Rope(theta=theta), trained
@@ -210,7 +213,7 @@ def _positions(fields: Fields) -> tuple[Rope, int]:
     if kind == "yarn":
         rope = _yarn(scaling, theta, original, trained)
         # Qwen's files ask for yarn without raising max_position_embeddings.
-        return rope, max(trained, int(original * rope.factor))
+        return rope, max(trained, int(min(original * rope.factor, MOST)))
     raise ModelError(
         f"{fields.path}: rotary positions of type {kind!r} are not supported",
         f"Supported: {', '.join(get_args(RopeKind))}",
@@ -237,7 +240,7 @@ def _yarn_magnitude(scaling: Fields, factor: float) -> float:
     def magnitude(scale: float) -> float:
         return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
 
-    above, below = scaling.get("mscale", 0), scaling.get("mscale_all_dim", 0)
+    above, below = (scaling.number(key) if scaling.get(key) else 0.0 for key in ("mscale", "mscale_all_dim"))
     return magnitude(above) / magnitude(below) if above and below else magnitude(1.0)
 
 
@@ -252,9 +255,14 @@ def _sliding_window(fields: Fields, architecture: Architecture, layers: int, max
     elif not fields.flag("use_sliding_window"):
         windowed = 0
     elif (types := fields.get("layer_types")) is not None:
+        if not isinstance(types, list):
+            raise fields.wrong("layer_types", "a list")
         windowed = sum(kind == "sliding_attention" for kind in types)
     else:
-        windowed = max(0, layers - fields.get("max_window_layers", 28))
+        full = fields.get("max_window_layers", 28)
+        if not isinstance(full, int):
+            raise fields.wrong("max_window_layers", "an integer")
+        windowed = max(0, layers - full)
     if windowed == 0 or window >= max_context:
         return 0
     if windowed < layers:

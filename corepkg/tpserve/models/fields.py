@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import msgspec
 
 from tpserve.errors import ModelError
 
-__all__ = ["Fields"]
+__all__ = ["MOST", "Fields"]
+
+MOST = (1 << 31) - 1
+"""Of nothing does a model have more; what is larger would only fail later."""
 
 
 class Fields:
@@ -33,17 +37,17 @@ class Fields:
         value = self.values.get(key)
         return default if value is None else value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """A positive integer."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(key, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.wrong(key, f"a positive integer up to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise self.wrong(key, "a positive number")
         return float(value)
 

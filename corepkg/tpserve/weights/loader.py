@@ -50,7 +50,7 @@ from tpserve.models.config import ModelConfig
 from tpserve.weights.files import TensorFiles
 from tpserve.weights.layout import Target, targets
 
-__all__ = ["Progress", "load_shard"]
+__all__ = ["Progress", "load_shard", "shard_bytes"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), rising to the end."""
@@ -95,6 +95,11 @@ def load_shard(
     if config.tie_embeddings:
         tensors["head.weight"] = tensors["embed.weight"]
     return tensors
+
+
+def shard_bytes(config: ModelConfig, partition: Partition, dtype: torch.dtype) -> int:
+    """What :func:`load_shard` takes of the device's memory."""
+    return sum(_bytes(target, dtype) for target in targets(config, partition) if target.wanted)
 
 
 def _check(files: TensorFiles, config: ModelConfig, wanted: list[Target]) -> None:

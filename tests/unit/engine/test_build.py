@@ -13,7 +13,7 @@ import torch
 from tpserve.api import AttentionShape
 from tpserve.config import ServeConfig
 from tpserve.engine import memory
-from tpserve.engine.memory import allocate_caches, page_bytes, page_count
+from tpserve.engine.memory import allocate_caches, check_room, page_bytes, page_count
 from tpserve.errors import LaunchError, ModelError
 from tpserve.step import Sequence, Step, TokenWrite
 from tpserve.testing.engine import generate
@@ -82,6 +82,46 @@ def test_a_full_machine_is_refused(machine: Any) -> None:
     machine(total=10 * GIB, available=GIB)
     with pytest.raises(LaunchError, match="of the 90 % of the memory of cpu that may be in use, all is"):
         page_count(ServeConfig(memory_fraction=0.9), SHAPE, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "says"),
+    [
+        ({}, 3 * GIB, "no room for the weights of a rank, 3.0 GiB, in the memory of cpu"),
+        ({"max_running": 1 << 16}, 0, "no room for tables of 65,536 requests and 1,048,576 positions, 320.0 GiB"),
+        ({"max_running": 1, "max_context": 10**9}, 0, "no room for tables of 1 requests and 1,000,000,000 positions"),
+    ],
+)
+def test_what_does_not_fit_beside_the_pool_is_refused(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], weights: int, says: str
+) -> None:
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=GIB))
+    machine(total=10 * GIB, available=GIB)
+    shape = msgspec.structs.replace(SHAPE, **{"max_running": 100, **changes})
+    with pytest.raises(LaunchError, match=says):
+        check_room(shape, weights)
+    machine(total=1000 * GIB, available=900 * GIB)
+    check_room(shape, weights)
+
+
+def test_what_an_earlier_engine_had_on_a_gpu_is_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 10 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
+    shape = msgspec.structs.replace(SHAPE, device="cuda:0", max_running=1)
+    for reserved, weights in ((GIB, GIB), (3 * GIB, 3 * GIB)):
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, reserved=reserved: reserved)
+        check_room(shape, weights)
+        with pytest.raises(LaunchError, match=r"no room for the weights of a rank, .* in the memory of cuda:0"):
+            check_room(shape, weights + 1)
+
+
+def test_an_engine_without_room_is_refused_before_anything_is_loaded(
+    small_model: Any, make_engine: Any, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=0))
+    machine(total=GIB, available=100_000)
+    with pytest.raises(LaunchError, match="no room for the weights of a rank"):
+        make_engine(small_model("llama"))
 
 
 def test_the_pool_is_zero_and_split_into_contiguous_layers() -> None:
