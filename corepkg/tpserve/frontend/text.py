@@ -60,7 +60,7 @@ class TextCodec:
             raise ModelError(f"{path} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         source = _template_source(folder, config)
-        special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        special_tokens = _special_tokens(folder, _read_json(folder / "special_tokens_map.json") | config)
         return cls(tokenizer, ChatTemplate(source, special_tokens) if source else None)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
@@ -121,7 +121,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not a JSON object")
@@ -132,18 +134,27 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own, else in the configuration, there alone or as the one named default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
     found = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        named = (entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default")
+        found = next((entry.get("template") for entry in named), None)
+    if not isinstance(found, str | None):
+        raise ModelError(f"{folder}: the tokenizer's 'chat_template' must be a text, found {found!r}")
     return found
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The entries such as ``bos_token``, each a text or an object with the text as its content."""
     found = {}
     for key, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            found[key] = text
+        if not key.endswith("_token") or text is None or isinstance(text, int):  # as in "add_bos_token": true
+            continue
+        if not isinstance(text, str):
+            raise ModelError(f"{folder}: the tokenizer's {key!r} must be a text, found {value!r}")
+        found[key] = text
     return found

@@ -14,7 +14,7 @@ from tpserve.models.fields import Fields
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorFiles", "weight_files"]
+__all__ = ["TensorFiles", "lack_of", "weight_files"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -25,16 +25,30 @@ def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder: those that its index lists, or else ``model.safetensors``.
 
     Raises:
-        ModelError: there are none, or the index lists one that is not there.
+        ModelError: there are none, or the index lists one that is not there, or lies elsewhere.
     """
     if (folder / _INDEX).exists():
         names = sorted({str(name) for name in Fields.of(folder / _INDEX).section("weight_map").values.values()})
     else:
         names = [_SINGLE]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing or not names:
-        raise ModelError(f"{folder} has no {missing[0] if missing else _SINGLE}", "Weights must be safetensors files")
+    for name in names or [_SINGLE]:
+        if Path(name).name != name:
+            raise ModelError(f"{folder / _INDEX} lists {name!r}, which is not the name of a file in the same folder")
+        lack = lack_of(folder, name)
+        if lack:
+            raise ModelError(lack, "Weights must be safetensors files")
     return [folder / name for name in names]
+
+
+def lack_of(folder: Path, name: str) -> str | None:
+    """What is wrong with a file that a folder must have; None if it is there."""
+    path = folder / name
+    try:
+        if path.is_file():
+            return None
+        return f"{path} is not a file" if path.exists() else f"{folder} has no {name}"
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
 
 
 class TensorFiles:

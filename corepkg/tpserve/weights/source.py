@@ -18,13 +18,15 @@ from tpserve.errors import ModelError
 from tpserve.weights import default_model
 from tpserve.weights.cache import cache_folder, content_hash, is_built
 from tpserve.weights.convert import CONVERTER_VERSION
-from tpserve.weights.files import weight_files
+from tpserve.weights.files import lack_of, weight_files
 from tpserve.weights.gguf import read_header
 from tpserve.weights.hub import download
 
 __all__ = ["ModelFolder", "resolve_model"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+HINT = "Name a folder, a .gguf file or a hub id"
+
 _PATH_BEGINNINGS = ("/", "./", "../", "~", "\\")
 
 
@@ -58,21 +60,27 @@ def resolve_model(
         ModelError: there is no such model, it is incomplete, it cannot be read, or nothing can be written where
             it would be converted to.
     """
-    path = Path(model).expanduser()
-    is_gguf = not model or path.is_file()
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file, exists = path.is_dir(), path.is_file(), path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; a home of nobody
+        raise ModelError(f"{model} cannot be looked at: {getattr(error, 'strerror', error)}", HINT) from None
+    is_gguf = not model or is_file
     if load_format == ("safetensors" if is_gguf else "gguf"):
         found = "a GGUF file" if is_gguf else "no .gguf file"
         raise ModelError(f"{model or default_model.NAME} is {found}", "--load-format auto takes what there is")
     if not model:
         return ModelFolder(_converted(default_model.locate(), notify), default_model.NAME)
-    if path.is_dir():
+    if is_folder:
         return ModelFolder(_complete(path, load_format), path.resolve().name)
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{model} is not a .gguf file", "Name a folder, a .gguf file or a hub id")
+            raise ModelError(f"{model} is not a .gguf file", HINT)
         return ModelFolder(_converted(path, notify), path.stem)
+    if exists:
+        raise ModelError(f"{model} is neither a folder nor a file", HINT)
     if model.startswith(_PATH_BEGINNINGS) or model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
-        raise ModelError(f"{model} does not exist", "Name a folder, a .gguf file or a hub id")
+        raise ModelError(f"{model} does not exist", HINT)
     return ModelFolder(_complete(download(model, notify), load_format), model)
 
 
@@ -80,10 +88,9 @@ def _complete(folder: Path, load_format: str) -> Path:
     """Check that a folder has all that is needed to serve it."""
     is_dummy = load_format == "dummy"
     for name in ("config.json",) if is_dummy else ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ModelError(
-                f"{folder} has no {name}", "A model folder needs config.json, tokenizer.json and safetensors"
-            )
+        lack = lack_of(folder, name)
+        if lack:
+            raise ModelError(lack, "A model folder needs config.json, tokenizer.json and safetensors")
     if not is_dummy:
         weight_files(folder)
     return folder.resolve()

@@ -126,6 +126,35 @@ def test_a_broken_file_is_a_model_error_that_names_it(copy: Path, name: str) -> 
         TextCodec.from_folder(copy)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"chat_template": 3}, "'chat_template' must be a text, found 3"),
+        ({"chat_template": [{"name": "default", "template": 3}]}, "'chat_template' must be a text, found 3"),
+        ({"eos_token": []}, r"'eos_token' must be a text, found \[\]"),
+        ({"eos_token": {"content": 1.5}}, "'eos_token' must be a text, found {"),
+    ],
+)
+def test_an_entry_of_the_wrong_type_is_a_model_error_that_names_it(copy: Path, changes: Any, says: str) -> None:
+    configure(copy, **changes)
+    with pytest.raises(ModelError, match=says):
+        TextCodec.from_folder(copy)
+
+
+@pytest.mark.parametrize("templates", [[], ["x"], [{}], [{"name": []}], {}])
+def test_templates_among_which_none_is_the_default_are_none(copy: Path, templates: Any) -> None:
+    configure(copy, chat_template=templates, add_bos_token=True, image_token=5)
+    with pytest.raises(RequestError, match="no chat template"):
+        TextCodec.from_folder(copy).encode_chat(USER)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_no_text_is_a_model_error_that_names_it(copy: Path, name: str) -> None:
+    (copy / name).write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=name):
+        TextCodec.from_folder(copy)
+
+
 def test_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tpserve.frontend.text import TextCodec;"

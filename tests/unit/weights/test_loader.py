@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tpserve.distributed.partition import Partition, possible_sizes
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
 from tpserve.testing.models import make_model
-from tpserve.weights.loader import load_shard
+from tpserve.weights.files import weight_files
+from tpserve.weights.loader import load_shard, shard_bytes
 
 Tensors = dict[str, torch.Tensor]
 
@@ -152,6 +154,7 @@ def test_progress_rises_to_the_bytes_of_the_shard(small: Path) -> None:
     total = sum(tensor.numel() * 2 for tensor in tensors.values())
     assert told == [(done, total) for done, _ in sorted(told)]
     assert told[-1] == (total, total)
+    assert shard_bytes(config, Partition.of(config, 2, 1), torch.bfloat16) == total
 
 
 def test_a_model_in_several_files(small: Path, tmp_path: Path) -> None:
@@ -165,8 +168,6 @@ def test_a_model_in_several_files(small: Path, tmp_path: Path) -> None:
 
 def split(folder: Path) -> None:
     """Store a folder's model in two files and an index, as large ones are."""
-    import json
-
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -221,6 +222,14 @@ def test_a_file_that_is_cut_short(small: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors") as caught:
         load(small)
     assert "damaged" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["../stray.safetensors", "/stray.safetensors", "a/b"])
+def test_an_index_points_at_files_of_its_folder(small: Path, name: str) -> None:
+    (small.parent / "stray.safetensors").write_bytes((small / "model.safetensors").read_bytes())
+    (small / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(ModelError, match="which is not the name of a file in the same folder"):
+        weight_files(small)
 
 
 def test_a_file_of_the_index_that_is_missing(small: Path) -> None:

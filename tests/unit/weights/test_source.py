@@ -56,6 +56,26 @@ def test_an_incomplete_folder_names_what_it_lacks(model: Path, missing: str) -> 
     assert refusal(str(model)).message == f"{model} has no {missing}"
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_in_the_place_of_a_file(model: Path, name: str) -> None:
+    (model / name).unlink()
+    (model / name).mkdir()
+    assert refusal(str(model)).message == f"{model / name} is not a file"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("/dev/null", "is neither a folder nor a file"),
+        ("~nobody-of-that-name/model", "cannot be looked at: Could not determine home directory."),
+        ("a" * 300, "cannot be looked at: File name too long"),
+    ],
+)
+def test_a_name_that_can_be_no_model(hub: list[str], name: str, says: str) -> None:
+    assert refusal(name).message == f"{name} {says}"
+    assert hub == []
+
+
 @pytest.mark.parametrize("name", ["/no/such", "./none", "../none", "~/none-such", "a/b/c", "none.gguf", "a b", "a/"])
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(hub: list[str], name: str) -> None:
     error = refusal(name)
