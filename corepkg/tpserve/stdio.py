@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from tpserve.errors import ConfigError
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -14,17 +16,20 @@ __all__ = ["open_descriptors", "secure_streams"]
 
 
 def secure_streams() -> None:
-    """Make all three streams usable: what is no character is escaped, and standard error loses what cannot be written.
+    """Make all three streams usable: what is no character is escaped, and what cannot be written is dealt with.
 
     To be called before anything opens a file: see :func:`open_descriptors`. A terminal that is closed, a reader that
-    has left or a full disk then costs the log, and no more.
+    has left or a full disk then costs the log, and no more. Standard output, which holds results, raises a ConfigError
+    where its disk is full.
     """
     open_descriptors()
     sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if sys.stderr is sys.__stderr__:  # what somebody has put in its place is not ours to change
+    if sys.stdout is sys.__stdout__:  # what somebody has put in its place is not ours to change
+        is_terminal = os.isatty(1)
+        encoding = sys.stdout.encoding if sys.stdout else "utf-8"
+        results = io.BufferedWriter(_Results(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(results, encoding, "backslashreplace", line_buffering=is_terminal)
+    if sys.stderr is sys.__stderr__:
         errors = io.BufferedWriter(_Lossy(2, "w", closefd=False))
         encoding = sys.stderr.encoding if sys.stderr else "utf-8"
         sys.stderr = io.TextIOWrapper(errors, encoding, "backslashreplace", line_buffering=True)
@@ -41,6 +46,26 @@ def open_descriptors() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
             os.set_inheritable(descriptor, True)
+
+
+class _Results(io.FileIO):
+    """A file whose first failure is told in one line, and the last that there is."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write what can be written.
+
+        Raises:
+            BrokenPipeError: whoever read it has had enough.
+            ConfigError: it cannot be written for another reason; what comes afterwards is dropped.
+        """
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What is still buffered would fail once more at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise ConfigError(f"standard output cannot be written: {error.strerror}") from None
 
 
 class _Lossy(io.FileIO):

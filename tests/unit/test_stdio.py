@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_what_cannot_be_said_is_lost_and_nothing_else(sink: str) -> None:
     )
     os.close(descriptor)
     assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plugins", "list"], ["env", "--json"]])
+def test_results_that_cannot_be_written_are_told_in_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tpserve", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("redirection", ["<&-", "</dev/null >&-", "</dev/null 2>&-", "<&- >&- 2>&-"])
