@@ -6,7 +6,9 @@ import ast
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import util
@@ -25,6 +27,9 @@ from tpserve.api.specs import API_VERSION, KINDS, Options, Spec
 from tpserve.plugins.discovery import Entry, Status
 
 __all__ = ["BadPlugin", "load_spec", "stated_api"]
+
+IMPORT_SECONDS = 20.0
+"""How long a light module may take."""
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -70,7 +75,10 @@ def stated_api(entry: Entry) -> int | None:
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Run a plugin's code: what it prints is not among the command's results, and os._exit does not end the command."""
+    """Run a plugin's code.
+
+    What it prints is not among the command's results, os._exit does not end the command, and nothing takes for ever.
+    """
     pid, leave = os.getpid(), os._exit
 
     def refuse(status: int) -> NoReturn:
@@ -80,10 +88,30 @@ def _contained() -> Iterator[None]:
 
     os._exit = refuse
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _limited():
             yield
     finally:
         os._exit = leave
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Give up what does not end, where that can be done: in the main thread, with an alarm that nobody else has set."""
+    is_ours = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and not any(signal.getitimer(signal.ITIMER_REAL))
+    if not is_ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(*_: object) -> NoReturn:
+        raise _broken(f"its import takes longer than {IMPORT_SECONDS:g} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _read_api(module: str) -> object:
