@@ -16,12 +16,14 @@ from msgspec import Meta
 
 __all__ = [
     "GREEDY_BELOW",
+    "MAX_COUNT",
     "MAX_PRIORITY",
     "Abort",
     "ApiMessage",
     "ChatPrompt",
     "FinishReason",
     "Generate",
+    "MaxTokens",
     "PoolReport",
     "RankMessage",
     "Rejected",
@@ -29,6 +31,7 @@ __all__ = [
     "Shutdown",
     "Started",
     "StepOutput",
+    "Temperature",
     "TextOutput",
     "Tokenize",
     "TokenizerMessage",
@@ -50,6 +53,13 @@ MAX_PRIORITY = 100
 """Priorities go from minus this to this; larger is more urgent."""
 
 
+MAX_COUNT = (1 << 31) - 1
+"""Of tokens: what engines count them by has 32 bits."""
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+MaxTokens = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How one request is continued. The ranges are checked where one is decoded or converted.
 
@@ -64,11 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ignore_eos: go on past the end-of-text token.
     """
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_k: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     ignore_eos: bool = False

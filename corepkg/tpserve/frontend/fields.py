@@ -54,6 +54,8 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 def _as_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
     return [value] if isinstance(value, str) else value
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from tpserve.errors import RequestError
 from tpserve.frontend.fields import PlainObject, Prompts, Stops, Text, check_plain
-from tpserve.messages import GREEDY_BELOW, MAX_PRIORITY, ChatPrompt, SamplingParams
+from tpserve.messages import GREEDY_BELOW, MAX_COUNT, MAX_PRIORITY, ChatPrompt, SamplingParams
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest"]
 
@@ -70,10 +71,10 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model: Text | None = Field(None, description="Defaults to the model that is served.")
-    max_tokens: int | None = Field(None, ge=1, le=1 << 31)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=-1, le=1 << 31, description="0 and -1 keep all tokens.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description="0 and -1 keep all tokens.")
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     stop: Stops | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
@@ -145,13 +146,22 @@ class TextPart(BaseModel):
     text: Text
 
 
+def _text_or_parts(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("content", "must be a string or a list of parts of type text")
+    return value
+
+
+Content = Annotated[Text | Annotated[list[TextPart], Field(min_length=1)], BeforeValidator(_text_or_parts)]
+
+
 class Message(BaseModel):
     """One turn of a conversation. Further fields reach the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Content | None = None
 
     @model_validator(mode="after")
     def _check_extra(self) -> Message:
@@ -170,7 +180,7 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 31, description="Wins over max_tokens.")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT, description="Wins over max_tokens.")
     chat_template_kwargs: PlainObject | None = Field(None, description="Further variables of the chat template.")
 
     @model_validator(mode="after")

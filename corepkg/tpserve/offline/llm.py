@@ -25,6 +25,7 @@ from tpserve.offline.running import start_engine
 from tpserve.settings import load_settings
 from tpserve.step import EngineLimits
 from tpserve.tokens import pack_ids, unpack_ids
+from tpserve.values import is_text
 
 __all__ = ["LLM", "Prompt", "PromptError"]
 
@@ -125,6 +126,8 @@ class LLM:
         if isinstance(prompts, str) or not isinstance(prompts, Sized):
             raise TypeError("prompts must be a list; put a single prompt into one")
         shared = SamplingParams() if params is None else params
+        if not isinstance(shared, SamplingParams | list | tuple):
+            raise TypeError(f"params must be SamplingParams, or a list of one for each prompt, not {shared!r}")
         each = [shared] * len(prompts) if isinstance(shared, SamplingParams) else list(shared)
         if len(each) != len(prompts):
             raise RequestError(f"there are {len(prompts)} prompts and {len(each)} params", "params")
@@ -161,10 +164,12 @@ class LLM:
         return Generate(next(self._uids), pack_ids(tokens), replace(checked, max_tokens=max_tokens, seed=seed))
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str | ChatPrompt):
-            return encode_prompt(self._engine.codec, prompt, self._engine.limits, "prompt")
         try:
-            return msgspec.convert(prompt, list[int])
+            if isinstance(prompt, ChatPrompt):
+                msgspec.convert(prompt.messages, list[dict[str, Any]])
+            elif not isinstance(prompt, str):
+                return msgspec.convert(prompt, list[int])
+            return encode_prompt(self._engine.codec, prompt, self._engine.limits, "prompt")
         except msgspec.ValidationError as error:
             raise RequestError(f"neither a text, nor token ids, nor a ChatPrompt: {error}", "prompt") from None
 
@@ -198,8 +203,12 @@ class LLM:
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"expected SamplingParams, found {params!r}", "params")
     try:
         checked = msgspec.convert(asdict(params), SamplingParams)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling parameters: {error}", "params") from None
+    if not all(map(is_text, checked.stop)):
+        raise RequestError("sampling parameters: a stop text has a lone surrogate, which is no character", "params")
     return checked if checked.temperature >= GREEDY_BELOW else replace(checked, temperature=0.0)

@@ -285,6 +285,15 @@ def test_a_body_that_is_no_request_is_a_400(client: httpx.Client, content: bytes
     assert words in response.json()["error"]["message"]
 
 
+def test_where_several_types_will_do_all_are_named(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": 3}]
+    response = client.post("/v1/chat/completions", json={"messages": messages})
+    said = response.json()["error"]["message"]
+    assert said == "messages[0].content: must be a string or a list of parts of type text"
+    response = client.post("/v1/completions", json={"prompt": "x", "stop": 3})
+    assert response.json()["error"]["message"] == "stop: must be a string or a list of strings"
+
+
 @pytest.mark.parametrize("body", [{"prompt": "x", "model": "m" * 100_000}, {"prompt": "x", "f" * 100_000: 1}])
 def test_what_an_error_quotes_is_cut(client: httpx.Client, body: dict[str, Any]) -> None:
     error = client.post("/v1/completions", json=body).json()["error"]

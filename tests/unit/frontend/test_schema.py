@@ -121,6 +121,8 @@ def test_fields_about_the_client_are_ignored(name: str) -> None:
         ("stop", ["a"] * 17),
         ("stop", ["x" * 1001]),
         ("stop", [1]),
+        ("stop", 3),
+        ("top_k", 1 << 31),
         ("stop", "\ud800"),
         ("seed", 1 << 63),
         ("seed", "1"),

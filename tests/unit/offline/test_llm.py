@@ -104,6 +104,11 @@ def test_a_temperature_close_to_zero_is_greedy(make_llm):
         ([1] * 190, GREEDY, r"prompts\[1\]: 190 tokens of prompt and 20 of output exceed the context of 200"),
         (["a"], GREEDY, r"prompts\[1\]: neither a text, nor token ids, nor a ChatPrompt"),
         (ChatPrompt([{"role": "user"}]), GREEDY, r"prompts\[1\]: this model has no chat template"),
+        ("\ud800", GREEDY, r"prompts\[1\]: the text has a lone surrogate"),
+        (ChatPrompt("hi"), GREEDY, r"prompts\[1\]: neither a text, nor token ids, nor a ChatPrompt"),
+        ([1], {"max_tokens": 3}, r"prompts\[1\]: expected SamplingParams, found {'max_tokens': 3}"),
+        ([1], SamplingParams(stop=("\ud800",)), r"prompts\[1\]: sampling parameters: a stop text has a lone surrogate"),
+        ([1], SamplingParams(top_k=1 << 31), r"prompts\[1\]: sampling parameters: .*top_k"),
         ([1], SamplingParams(top_p=1.5), r"prompts\[1\]: sampling parameters: .*top_p"),
         ([1], SamplingParams(stop="text"), r"prompts\[1\]: sampling parameters: .*stop"),
     ],
@@ -124,6 +129,9 @@ def test_prompts_and_params_must_match(make_llm):
     for prompts in ("text", None):
         with pytest.raises(TypeError, match="must be a list"):
             llm.generate(prompts)
+    for params in ({"max_tokens": 3}, 3):
+        with pytest.raises(TypeError, match="params must be SamplingParams, or a list of one for each prompt, not "):
+            llm.generate([[5]], params)
 
 
 def test_completions_can_be_had_as_they_finish_and_the_rest_is_aborted(make_llm):
@@ -198,3 +206,5 @@ def test_settings_are_checked_and_named_as_python_names_them():
         tpserve.LLM(max_running_requests="many")
     with pytest.raises(ConfigError, match="no_such: there is no such setting"):
         tpserve.LLM(no_such=1)
+    with pytest.raises(ConfigError, match="options: expected a mapping, found 3"):
+        tpserve.LLM(options=3)
