@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["AUTO", "ServeConfig"]
+__all__ = ["AUTO", "LONGEST", "ServeConfig"]
 
 AUTO = "auto"
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tpserve.cli.common import command_app
-from tpserve.errors import LaunchError, TpserveError
+from tpserve.cli.common import command_app, sampling_fields
+from tpserve.errors import ConfigError, LaunchError, TpserveError
+from tpserve.values import is_text
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +38,9 @@ def chat(
     from tpserve.bench.http import read_origin
 
     read_origin(url)  # for its errors: httpx has many kinds, and some addresses it only fails to find
-    settings = {"temperature": temperature, "max_tokens": max_tokens}
+    if not is_text(system):
+        raise ConfigError(f"--system: {system!r} is not text in UTF-8")
+    settings = sampling_fields(temperature=temperature, max_tokens=max_tokens)
     is_terminal = sys.stdin.isatty()
     base = url.rstrip("/").removesuffix("/v1")
     with _reachable(url), httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=10.0)) as client:
@@ -73,12 +76,12 @@ class Conversation:
     Args:
         client: with the server's address.
         system: the system message, or empty.
-        settings: further fields of each request; those that are None are left to the server.
+        settings: further fields of each request.
     """
 
     def __init__(self, client: httpx.Client, system: str, settings: dict[str, Any]) -> None:
         self._client = client
-        self._settings = {name: value for name, value in settings.items() if value is not None}
+        self._settings = settings
         self._beginning = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._beginning)
 

@@ -12,9 +12,21 @@ import msgspec
 import typer
 
 from tpserve.errors import ConfigError
-from tpserve.values import to_json
+from tpserve.messages import MaxTokens, Temperature
+from tpserve.settings import flag_name
+from tpserve.values import convert, to_json
 
-__all__ = ["check_model", "check_output", "command_app", "interrupted", "print_json", "print_table", "write_output"]
+__all__ = [
+    "check_model",
+    "check_output",
+    "command_app",
+    "file_path",
+    "interrupted",
+    "print_json",
+    "print_table",
+    "sampling_fields",
+    "write_output",
+]
 
 
 def command_app() -> typer.Typer:
@@ -32,6 +44,33 @@ def check_model(model: str | None) -> None:
         raise ConfigError("the model's name is empty", "Leave it out for the embedded model")
 
 
+def file_path(text: str) -> Path:
+    """The path that a flag gives: not an empty one, which would be the current folder.
+
+    Raises:
+        BadParameter: it is empty; typer adds the flag.
+    """
+    if not text:
+        raise typer.BadParameter("the name is empty: is a variable in the command not set?")
+    return Path(text)
+
+
+def sampling_fields(**given: Any) -> dict[str, Any]:
+    """The sampling fields among these that were given as flags, checked.
+
+    Raises:
+        ConfigError: one cannot have the value that it has.
+    """
+    types = {"temperature": Temperature, "max_tokens": MaxTokens}
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name, value in fields.items():
+        try:
+            fields[name] = convert(value, types[name])
+        except ValueError as error:
+            raise ConfigError(f"{flag_name(name)}: {error}") from None
+    return fields
+
+
 def check_output(*paths: Path | None) -> None:
     """See that files can be written, before work is done for them.
 
@@ -41,12 +80,16 @@ def check_output(*paths: Path | None) -> None:
     for path in paths:
         if path is None:
             continue
-        if not path.resolve().parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.resolve().parent}")
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder", "Name a file in it")
-        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-            raise ConfigError(f"{path} cannot be written")
+        try:
+            folder = path.resolve().parent
+            if not folder.is_dir():
+                raise ConfigError(f"{path}: there is no folder {folder}")
+            if path.is_dir():
+                raise ConfigError(f"{path} is a folder", "Name a file in it")
+            if not os.access(path if path.exists() else folder, os.W_OK):
+                raise ConfigError(f"{path} cannot be written")
+        except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; links in a ring
+            raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from None
 
 
 def write_output(path: Path, content: bytes) -> None:

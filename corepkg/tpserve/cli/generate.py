@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,11 +15,12 @@ import typer
 from msgspec.structs import asdict
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import check_model, check_output, command_app
+from tpserve.cli.common import check_model, check_output, command_app, file_path, sampling_fields
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
 from tpserve.settings import load_settings
+from tpserve.values import is_text
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Line", "app", "read_lines"]
 
 app = command_app()
+
+LONE = "the text has a lone surrogate, which is no character"
 
 HINT = 'Each line is {"prompt": …}, {"prompt_ids": […]} or {"messages": […]}, with "id" and sampling fields as wanted'
 
@@ -72,7 +76,9 @@ class _Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @app.command()
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A JSON Lines file with one prompt a line.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A JSON Lines file with one prompt a line.", parser=file_path)
+    ],
     model: Annotated[
         str | None,
         typer.Argument(
@@ -82,10 +88,18 @@ def generate(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write.", show_default="standard output")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="Where to write.",
+            show_default="standard output",
+            parser=file_path,
+        ),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="For lines that do not say.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="For lines that do not say.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="For lines that do not say.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="For lines that do not say.")] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share the model.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
@@ -93,7 +107,9 @@ def generate(
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KIND.KEY=VALUE", help="Set a plugin's option.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file with any settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A YAML file with any settings.", parser=file_path)
+    ] = None,
 ) -> None:
     """Complete the prompts of a file, without a server.
 
@@ -103,7 +119,7 @@ def generate(
     """
     check_model(model)
     _check_output(source, output)
-    lines = read_lines(source, {"max_tokens": max_tokens, "temperature": temperature})
+    lines = read_lines(source, sampling_fields(max_tokens=max_tokens, temperature=temperature))
     given = {"model": model, "tp": tp, "device": device, "dtype": dtype, "threads": threads}
     settings = load_settings(given, option or [], config, os.environ)
     with _Bars(results_are_elsewhere=output is not None or not sys.stdout.isatty()) as bars:
@@ -115,7 +131,7 @@ def read_lines(path: Path, defaults: dict[str, Any]) -> list[Line]:
 
     Args:
         path: the file.
-        defaults: sampling fields for lines that do not have them; None stands for no default.
+        defaults: sampling fields for lines that do not have them.
 
     Raises:
         ConfigError: the file cannot be read, or a line is wrong; the message names file and line.
@@ -133,8 +149,8 @@ def read_lines(path: Path, defaults: dict[str, Any]) -> list[Line]:
 def _read_line(path: Path, number: int, text: bytes, defaults: dict[str, Any]) -> Line:
     try:
         content = _decode(text)
-        params = {name: value for name, value in defaults.items() if value is not None}
-        params |= {name: content.pop(name) for name in SamplingParams.__struct_fields__ if name in content}
+        own = {name: content.pop(name) for name in SamplingParams.__struct_fields__ if name in content}
+        params = defaults | own
         if isinstance(params.get("stop"), str):
             params["stop"] = [params["stop"]]
         fields = msgspec.convert(content, _Fields)
@@ -149,7 +165,15 @@ def _decode(text: bytes) -> dict[str, Any]:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(LONE if _has_lone_surrogate(text) else f"not JSON: {error}") from None
+
+
+def _has_lone_surrogate(text: bytes) -> bool:
+    """Whether that is what is wrong: JSON can write half a pair, and it is no character."""
+    try:
+        return not is_text(json.dumps(json.loads(text), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _prompt(fields: _Fields) -> str | list[int] | ChatPrompt:
@@ -213,12 +237,12 @@ def _write(file: IO[bytes], line: bytes, output: Path | None) -> None:
     try:
         file.write(line)
         file.flush()
-    except BrokenPipeError:  # whoever read standard output has had enough
-        raise
     except OSError as error:
+        if output is None:
+            raise
         # What is still buffered would fail once more when the file is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-        raise ConfigError(f"{output or 'standard output'} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

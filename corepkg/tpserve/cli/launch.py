@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
-from tpserve.cli.common import check_model, print_json, print_table
+from tpserve.cli.common import check_model, file_path, print_json, print_table
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.settings import load_settings, unknown_variables
@@ -160,7 +160,9 @@ def launch(
         typer.Option(metavar="DIR", help="Trace some steady steps of each rank.", rich_help_panel=PROCESSES),
     ] = None,
     log_level: Annotated[str | None, _flag("log_level", NETWORK, "debug, info, warning or error.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A YAML file of settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A YAML file of settings.", parser=file_path)
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the server would be made of and why, and exit.")
     ] = False,

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import command_app, print_json, print_table
+from tpserve.cli.common import command_app, file_path, print_json, print_table
+from tpserve.config import LONGEST
 from tpserve.errors import ConfigError, UnknownPlugin
 from tpserve.plugins.availability import PROBE_SECONDS
 from tpserve.plugins.loading import stated_api
@@ -68,7 +69,8 @@ def new_plugin(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="transport, sync, policy, attention, ops or comm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What people choose it by, as in zmq.")],
     folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Where to; tpserve-KIND-NAME if left out.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Where to; tpserve-KIND-NAME if left out.", parser=file_path),
     ] = None,
 ) -> None:
     """Write a package with a new plugin.
@@ -100,7 +102,11 @@ def check_plugin(
     limit: Annotated[
         float | None,
         typer.Option(
-            "--limit", metavar="SECONDS", min=1, help="Fail a test that takes longer; 300 if left out, 60 with --fast."
+            "--limit",
+            metavar="SECONDS",
+            min=1,
+            max=LONGEST,
+            help="Fail a test that takes longer; 300 if left out, 60 with --fast.",
         ),
     ] = None,
     maxfail: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tpserve.cli.common import command_app
+from tpserve.cli.common import command_app, file_path
 
 __all__ = ["app"]
 
@@ -16,7 +16,9 @@ app = command_app()
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What tpserve launch --record FILE has written.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What tpserve launch --record FILE has written.", parser=file_path)
+    ],
     policy: Annotated[
         str | None, typer.Option(help="Let this policy decide, to see where it first decides otherwise.")
     ] = None,

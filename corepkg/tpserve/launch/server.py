@@ -92,8 +92,8 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise LaunchError(f"--host {host} is no address: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # the latter of names that cannot be written in a query
+        raise LaunchError(f"--host {host} is no address: {getattr(error, 'strerror', error)}") from None
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:

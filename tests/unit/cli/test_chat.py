@@ -125,12 +125,44 @@ def test_lines_of_a_pipe_are_prompts(server: FakeServer) -> None:
     assert found.stdout == "[system|S]|[user|a]|[assistant|\n[system|S]|[user|b]|[assistant|\n"
 
 
-@pytest.mark.parametrize("flags", [("--max-tokens", "400"), ("--temperature", "9")])
-def test_a_script_hears_of_a_refusal_by_the_exit_code(server: FakeServer, flags: tuple[str, str]) -> None:
-    found = run("a\nb\n", "--url", server.url, *flags)
+def test_a_script_hears_of_a_refusal_by_the_exit_code(server: FakeServer) -> None:
+    found = run("a\nb\n", "--url", server.url, "--max-tokens", "400")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--system", "a\udcff"), r"--system: 'a\udcff' is not text in UTF-8"),
+        (("--temperature", "9"), "--temperature: expected a number from 0 to 2, found 9.0"),
+        (("--temperature", "nan"), "--temperature: expected a number from 0 to 2, found nan"),
+        (("--max-tokens", "0"), "--max-tokens: expected an integer from 1 to 2147483647, found 0"),
+        (("--max-tokens", f"{1 << 31}"), "--max-tokens: expected an integer from 1 to 2147483647, found 2147483648"),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_is_said(flags: tuple[str, str], says: str) -> None:
+    found = run("", "--url", "http://127.0.0.1:9", *flags)
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"error: {says}\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+def test_an_answer_that_cannot_be_written_is_told_in_one_line(server: FakeServer) -> None:
+    with Path("/dev/full").open("wb") as full:
+        found = subprocess.run(
+            [*COMMAND, "--url", server.url],
+            input="a\nb\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (found.returncode, found.stderr) == (
+        2,
+        "error: standard output cannot be written: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize(

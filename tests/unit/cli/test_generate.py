@@ -64,7 +64,7 @@ def test_every_kind_of_line(write):
         {"prompt_ids": [1, 2], "stop": "x", "max_tokens": 3, "temperature": 0, "seed": 5, "ignore_eos": True},
         {"messages": [{"role": "user", "content": "hi"}], "stop": ["x", "y"], "top_k": 4, "top_p": 0.5, "min_p": 0.1},
     )
-    lines = read_lines(path, {"max_tokens": 9, "temperature": None})
+    lines = read_lines(path, {"max_tokens": 9})
     assert [(line.number, line.id) for line in lines] == [(1, "first"), (3, None), (4, None)]
     assert [line.prompt for line in lines] == ["a", [1, 2], ChatPrompt([{"role": "user", "content": "hi"}])]
     assert [line.params for line in lines] == [
@@ -84,6 +84,7 @@ def test_a_text_may_hold_any_character(write):
     [
         ("{", "JSON"),
         ("[1]", "Expected `object`"),
+        ('{"prompt": "\\ud800"}', "the text has a lone surrogate, which is no character"),
         ({}, "expected one of prompt, prompt_ids and messages, found 0"),
         ({"prompt": "a", "prompt_ids": [1]}, "expected one of prompt, prompt_ids and messages, found 2"),
         ({"prompt": ""}, "length >= 1 - at `$.prompt`"),
@@ -117,6 +118,8 @@ def test_files_that_cannot_be_used(write, made, tmp_path):
         ([path, "-o", tmp_path], "is a folder"),
         ([path, "-o", tmp_path / "no" / "out"], "there is no folder"),
         ([path, "--tp", "0"], "--tp"),
+        ([path, "--temperature", "nan"], "--temperature: expected a number from 0 to 2, found nan"),
+        ([path, "--max-tokens", "0"], "--max-tokens: expected an integer from 1 to 2147483647, found 0"),
     ]:
         result = run(*arguments)
         assert isinstance(result.exception, ConfigError)

@@ -64,9 +64,41 @@ def test_the_version_is_printed(run_cli: Any) -> None:
     assert module.stdout == said
 
 
+@pytest.mark.parametrize("interrupted", ["tpserve.cli.main", "tpserve.weights.source"])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(interrupted: str) -> None:
+    code = f"""
+import sys
+from tpserve.__main__ import main
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {interrupted!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["tpserve", "model", "path"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        *[
+            (
+                [*command, ""],
+                f"Error: Invalid value for '{name}': the name is empty: is a variable in the command not set?",
+            )
+            for name, command in {
+                "INPUT": ["generate"],
+                "-o' / '--output": ["generate", "a", "-o"],
+                "--config": ["launch", "--config"],
+                "FILE": ["replay"],
+                "--dir": ["plugins", "new", "policy", "x", "--dir"],
+            }.items()
+        ],
         (["plugns"], "Did you mean 'plugins'?"),
         (["plugins", "list", "--kind", "polcy"], "hint: Did you mean 'policy'?"),
         (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: Did you mean 'transport.zmq'?"),
@@ -110,6 +142,29 @@ def test_the_list_names_what_is_wrong_with_each(run_cli: Any, bad_site: Any) -> 
     assert rows["nameless", "", "stray"]["status"] == "broken"
     assert rows["policy", "fcfs", "tpserve"]["status"] == "available"
     assert rows["transport", "zmq", "tpserve-transport-zmq"]["api"] == 1
+
+
+def test_an_import_that_does_not_end_is_given_up(site: Any) -> None:
+    sleepy = "TPSERVE_API = 1\nimport time\ntime.sleep(1e6)\n"
+    site.add("sleepy", {"policy.sleepy": "sleepy", "policy.nap": "nap.plugin"}, {"sleepy/__init__.py": sleepy})
+    site.add("nap", {}, {"nap/__init__.py": sleepy, "nap/plugin.py": ""})
+    code = """
+import signal, sys
+from tpserve.cli.main import main
+from tpserve.plugins import loading
+
+loading.IMPORT_SECONDS = 0.5
+sys.argv = ["tpserve", "plugins", "list", "--kind", "policy", "--json"]
+try:
+    main()
+finally:
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {row["name"]: (row["status"], row["reason"]) for row in json.loads(done.stdout)}
+    assert rows["sleepy"] == rows["nap"] == ("broken", "its import takes longer than 0.5 s")
+    assert rows["fcfs"] == ("available", "")
 
 
 def test_the_table_has_a_line_for_each(run_cli: Any, bad_site: Any) -> None:

@@ -55,8 +55,9 @@ def test_ipv6() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(LaunchError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
         listen("192.0.2.1", 0)
-    with pytest.raises(LaunchError, match="is no address"):
-        listen("no.such.host.invalid", 0)
+    for host in ("no.such.host.invalid", "a" * 300, "a..b"):
+        with pytest.raises(LaunchError, match="is no address"):
+            listen(host, 0)
 
 
 def test_a_server_has_these_processes(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_what_hangs_fails_at_the_limit_and_a_few_failures_are_enough(run_cli: An
     assert "policy.hanging breaks the contract of the policy kind; testing stops after 2 failures" in done.stderr
 
 
+@pytest.mark.parametrize("limit", ["0", "nan", "inf", "1e20"])
+def test_a_limit_that_no_clock_knows_is_refused(run_cli: Any, limit: str) -> None:
+    done = run_cli("plugins", "check", "policy.fcfs", "--limit", limit)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Invalid value for '--limit'" in done.stderr
+
+
 @pytest.mark.usefixtures("hanging")
 def test_a_check_that_is_terminated_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
