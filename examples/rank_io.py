@@ -138,7 +138,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
             rounds.append(uids)
     shown = " | ".join(" ".join(map(str, uids)) for uids in rounds)
     # One write, newline included: the ranks share this stream.
-    sys.stdout.write(f"rank {rank}: {shown} (digest {log.latest[1]:#x})\n")
+    sys.stdout.write(f"rank {rank}: {shown} (digest {log.latest[1] % (1 << 64):#x})\n")
     sys.stdout.flush()
 
 

@@ -31,7 +31,8 @@ def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, sync, r
     shown = dict(re.fullmatch(r"rank (\d+): (.*)", line).groups() for line in ran.stdout.splitlines())
     assert sorted(shown) == [str(rank) for rank in range(ranks)]
     assert len(set(shown.values())) == 1
-    uids, _, _digest = shown["0"].partition(" (")
+    uids, _, digest = shown["0"].partition(" (")
+    assert re.fullmatch(r"digest 0x[0-9a-f]+\)", digest)
     assert uids.replace("|", " ").split() == [str(uid) for uid in range(40)]
     assert "|" in uids
 
