@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tpserve.api.errors import DeadlineExceeded, TransportError
 
@@ -20,7 +21,24 @@ __all__ = ["dial", "greetings"]
 NOT_YET = {errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN}
 """Nobody is there, nobody listens, or there is no room for one more."""
 
-LONGEST_WAIT = 3600.0
+LOOK = 0.5
+"""Seconds between looks at what else may have happened, while nobody speaks."""
+
+CROWD = 64
+"""Guests who are let in together and say nothing: more would take the descriptors that a process may have."""
+
+PATIENCE = 0.1
+"""Seconds that a guest has at least, however many come: who is expected speaks at once."""
+
+BREATH = 0.01
+
+
+class _Guest(NamedTuple):
+    """One who has not said all yet."""
+
+    end: socket.socket
+    since: float
+    said: bytes = b""
 
 
 def dial(end: socket.socket, path: Path | str) -> bool:
@@ -45,17 +63,19 @@ def dial(end: socket.socket, path: Path | str) -> bool:
 
 
 def greetings(
-    door: socket.socket, size: int, deadline: float, late: Callable[[], str]
+    door: socket.socket, size: int, deadline: float, late: Callable[[], str], look: Callable[[], None] = lambda: None
 ) -> Generator[tuple[socket.socket, bytes], None, None]:
     """Those who come to a listening socket and say something, with what they say; use it in ``contextlib.closing``.
 
-    A guest who says nothing holds up nobody else, and is closed in the end; one who leaves without a word is forgotten.
+    A guest who says nothing holds up nobody else, and is closed in the end, or sooner if many more come; one who leaves
+    without a word is forgotten.
 
     Args:
         door: the socket; it does not block afterwards.
         size: of a greeting; one is shorter if its guest says no more.
         deadline: when to give up.
         late: says what has not come by then.
+        look: called every half second, or more often; what it raises ends the waiting.
 
     Raises:
         DeadlineExceeded: the deadline has passed.
@@ -64,35 +84,52 @@ def greetings(
     door.setblocking(False)
     events = select.poll()
     events.register(door, select.POLLIN)
-    silent: dict[int, tuple[socket.socket, bytes]] = {}
+    silent: dict[int, _Guest] = {}  # in the order in which they came
     try:
         while True:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise DeadlineExceeded(late())
-            for descriptor, event in events.poll(1000 * min(remaining, LONGEST_WAIT)):
-                if descriptor not in silent:
-                    if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
-                        raise OSError(errno.EINVAL, "the door was shut")
-                    with suppress(BlockingIOError, ConnectionError):  # it has left again
-                        guest = door.accept()[0]
-                        silent[guest.fileno()] = guest, b""
-                        events.register(guest, select.POLLIN)
-                    continue
-                guest, said = silent[descriptor]
-                more = _heard(guest, size - len(said))
-                silent[descriptor] = guest, said + more
-                if more and len(said + more) < size:
+            found = dict(events.poll(1000 * min(remaining, LOOK)))
+            look()
+            knock = found.pop(door.fileno(), 0)
+            if knock & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                raise OSError(errno.EINVAL, "the door was shut")
+            for descriptor in found:
+                guest = silent[descriptor]
+                more = _heard(guest.end, size - len(guest.said))
+                said = guest.said + more
+                silent[descriptor] = guest._replace(said=said)
+                if more and len(said) < size:
                     continue
                 events.unregister(descriptor)
                 del silent[descriptor]
-                if said + more:
-                    yield guest, said + more
+                if said:
+                    yield guest.end, said
                 else:
-                    guest.close()
+                    guest.end.close()
+            if knock and _has_room(silent, events):
+                with suppress(BlockingIOError, ConnectionError):  # it has left again
+                    end = door.accept()[0]
+                    silent[end.fileno()] = _Guest(end, time.monotonic())
+                    events.register(end, select.POLLIN)
     finally:
-        for guest, _ in silent.values():
-            guest.close()
+        for guest in silent.values():
+            guest.end.close()
+
+
+def _has_room(silent: dict[int, _Guest], events: select.poll) -> bool:
+    """Whether one more may come in; in a crowd only when the first of it has had its time, and is sent away."""
+    if len(silent) < CROWD:
+        return True
+    descriptor, guest = next(iter(silent.items()))
+    if time.monotonic() < guest.since + PATIENCE:
+        time.sleep(BREATH)
+        return False
+    events.unregister(descriptor)
+    del silent[descriptor]
+    guest.end.close()
+    return True
 
 
 def _heard(guest: socket.socket, size: int) -> bytes:

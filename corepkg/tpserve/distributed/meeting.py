@@ -13,8 +13,9 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from threading import Lock
 
-from tpserve.api import CommContext, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.api import Closed, CommContext, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
 from tpserve.api.doors import dial, greetings
 from tpserve.distributed.quota import quota
 
@@ -27,11 +28,15 @@ RANK = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")
 TOKEN = b"."
 ATTEMPTS = 0.01
-LONGEST_WAIT = 20 * 24 * 3600.0
+LOOK = 0.2
+"""Seconds after which a wait looks whether this end was closed, or somebody else has gone."""
 
 
 class Meeting:
-    """One rank's end. Call :meth:`lead` or :meth:`follow` first; after an error it can only be closed."""
+    """One rank's end. Call :meth:`lead` or :meth:`follow` first; after an error it can only be closed.
+
+    Another thread may close it at any time, which ends a call that waits with Closed.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -40,12 +45,15 @@ class Meeting:
         self._peers: dict[int, socket.socket] = {}
         self._ranks: dict[int, int] = {}
         self._leaving = select.poll()
+        self._lock = Lock()
+        self._closed = False
 
     def lead(self, descriptors: Sequence[int], deadline: float) -> None:
         """Wait until all followers have come, and hand each a copy of these descriptors.
 
         Raises:
             DeadlineExceeded: not all came.
+            PeerLost: one that came has gone.
             TransportError: somebody leads already, or two followers have the same rank.
         """
         followers = self._context.size - 1
@@ -53,12 +61,15 @@ class Meeting:
         def late() -> str:
             return f"{len(self._peers)} of {followers} followers came to {self._place}{self._stray}"
 
-        with _listener(self._context) as listener, closing(greetings(listener, RANK.size, deadline, late)) as guests:
+        self._check_open()
+        with (
+            self._lock,
+            _listener(self._context) as listener,
+            closing(greetings(listener, RANK.size, deadline, late, self._look)) as guests,
+        ):
             while len(self._peers) < followers:
                 self._welcome(*next(guests))
-        for rank, peer in self._peers.items():
-            with _noticing(rank):
-                socket.send_fds(peer, [TOKEN], descriptors)
+            self._hand_out(descriptors)
 
     def follow(self, descriptors: int, deadline: float) -> list[int]:
         """Come to the meeting and wait until all have.
@@ -74,12 +85,13 @@ class Meeting:
             DeadlineExceeded: there is no leader, or not all came.
             PeerLost: the leader has given up.
         """
-        leader = _connect(self._context, deadline)
-        self._add(LEADER, leader)
-        with _noticing(LEADER):
+        self._check_open()
+        with self._lock, _noticing(LEADER):
+            leader = self._connect(deadline)
+            self._add(LEADER, leader)
             leader.sendall(RANK.pack(self._context.rank))
-            within = _within(deadline, leader, "not all followers came to the meeting")
-            token, handed_out, _, _ = socket.recv_fds(within, len(TOKEN), descriptors)
+            self._await_one(leader, deadline, "not all followers came to the meeting")
+            token, handed_out, _, _ = socket.recv_fds(leader, len(TOKEN), descriptors)
         if token != TOKEN:
             raise PeerLost("the leader has given up")
         return handed_out
@@ -91,12 +103,14 @@ class Meeting:
             DeadlineExceeded: not all came.
             PeerLost: a rank has gone.
         """
-        if self._context.rank == LEADER:
-            self._await_tokens(deadline)
-            self._send_tokens()
-        else:
-            self._send_tokens()
-            self._await_tokens(deadline)
+        self._check_open()
+        with self._lock:
+            if self._context.rank == LEADER:
+                self._await_tokens(deadline)
+                self._send_tokens()
+            else:
+                self._send_tokens()
+                self._await_tokens(deadline)
 
     def lost(self) -> int | None:
         """A rank that has gone, if any; the leader sees followers, and a follower the leader. Takes a system call."""
@@ -118,10 +132,23 @@ class Meeting:
 
     def close(self) -> None:
         """Leave, which the others notice. May be called twice."""
-        while self._peers:
-            _, peer = self._peers.popitem()
-            self._leaving.unregister(peer)
-            peer.close()
+        self._closed = True
+        with self._lock:
+            while self._peers:
+                _, peer = self._peers.popitem()
+                self._leaving.unregister(peer)
+                peer.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the meeting was closed")
+
+    def _look(self) -> None:
+        """See that nothing has happened for which the leader should wait no more."""
+        self._check_open()
+        rank = self.lost()
+        if rank is not None:
+            raise PeerLost(f"rank {rank} has gone")
 
     def _welcome(self, peer: socket.socket, greeting: bytes) -> None:
         """Take a guest for a follower, or turn it away."""
@@ -133,6 +160,11 @@ class Meeting:
         if rank in self._peers:
             raise FrameError(f"a second rank {rank} came to {self._place}")
         self._stray = f", and somebody who said {greeting!r}"
+
+    def _hand_out(self, descriptors: Sequence[int]) -> None:
+        for rank, peer in self._peers.items():
+            with _noticing(rank):
+                socket.send_fds(peer, [TOKEN], descriptors)
 
     def _add(self, rank: int, peer: socket.socket) -> None:
         self._peers[rank] = peer
@@ -151,11 +183,44 @@ class Meeting:
         missing = dict(self._peers)
         while missing:
             late = f"rank {min(missing)} did not come to the barrier"
-            for descriptor in _ready(readable, deadline, late):
+            for descriptor in self._ready(readable, deadline, late):
                 rank = self._ranks[descriptor]
                 with _noticing(rank):
-                    _receive(missing.pop(rank), len(TOKEN), deadline, f"rank {rank} did not come to the barrier")
+                    if not missing.pop(rank).recv(len(TOKEN)):
+                        raise PeerLost(f"rank {rank} has gone")
                 readable.unregister(descriptor)
+
+    def _await_one(self, peer: socket.socket, deadline: float, late: str) -> None:
+        readable = select.poll()
+        readable.register(peer, select.POLLIN)
+        self._ready(readable, deadline, late)
+
+    def _ready(self, readable: select.poll, deadline: float, late: str) -> list[int]:
+        """Wait for the first descriptors that can be read."""
+        while True:
+            remaining = max(0.0, deadline - time.monotonic())
+            ready = readable.poll(1000 * min(remaining, LOOK))
+            if ready:
+                return [descriptor for descriptor, _ in ready]
+            self._check_open()
+            if self._context.rank == LEADER:  # which waits for several; an end of the only one is there to be read
+                self._look()
+            if not remaining:
+                raise DeadlineExceeded(late)
+
+    def _connect(self, deadline: float) -> socket.socket:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _address(self._context) as address:
+                while not dial(peer, address):
+                    self._check_open()
+                    if time.monotonic() >= deadline:
+                        raise DeadlineExceeded(f"no leader came to {self._place}")
+                    time.sleep(ATTEMPTS)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
 
 
 @contextmanager
@@ -173,20 +238,6 @@ def _listener(context: Context) -> Iterator[socket.socket]:
             (context.run_dir / context.name).unlink(missing_ok=True)
 
 
-def _connect(context: Context, deadline: float) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with _address(context) as address:
-            while not dial(peer, address):
-                if time.monotonic() >= deadline:
-                    raise DeadlineExceeded(f"no leader came to {context.run_dir / context.name}")
-                time.sleep(ATTEMPTS)
-    except BaseException:
-        peer.close()
-        raise
-    return peer
-
-
 @contextmanager
 def _address(context: Context) -> Iterator[str]:
     """The socket's path by way of a descriptor, because a socket's path has at most 107 bytes."""
@@ -195,32 +246,6 @@ def _address(context: Context) -> Iterator[str]:
         yield f"/proc/self/fd/{directory}/{context.name}"
     finally:
         os.close(directory)
-
-
-def _receive(peer: socket.socket, size: int, deadline: float, late: str) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = _within(deadline, peer, late).recv(size - len(data))
-        if not part:
-            raise PeerLost(f"{late}, and one has gone")
-        data += part
-    return data
-
-
-def _within(deadline: float, end: socket.socket, late: str) -> socket.socket:
-    """Wait until there is something to read."""
-    readable = select.poll()
-    readable.register(end, select.POLLIN)
-    _ready(readable, deadline, late)
-    return end
-
-
-def _ready(readable: select.poll, deadline: float, late: str) -> list[int]:
-    """Wait for the first descriptors that can be read."""
-    ready = readable.poll(1000 * min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT))
-    if not ready:
-        raise DeadlineExceeded(late)
-    return [descriptor for descriptor, _ in ready]
 
 
 @contextmanager

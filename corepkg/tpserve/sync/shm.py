@@ -44,20 +44,19 @@ class ShmSync(Sync):
 
     def connect(self, deadline: float) -> None:
         """Meet the others, and share the memory."""
-        followers = self.context.size - 1
         if self.context.rank == 0:
-            descriptor = Ring.create(followers)
+            descriptor = Ring.create(self.context.size - 1)
             try:
-                self._ring = Ring(descriptor, followers)
                 self._meeting.lead([descriptor], deadline)
+                self._share(descriptor)
             finally:
                 os.close(descriptor)
         else:
             (descriptor,) = self._meeting.follow(1, deadline)
-            if self._meeting.cores() == 1:
-                self._spin = 0.0
             try:
-                self._ring = Ring(descriptor, followers)
+                if self._meeting.cores() == 1:
+                    self._spin = 0.0
+                self._share(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -102,6 +101,12 @@ class ShmSync(Sync):
             self._meeting.close()
             if self._ring is not None:
                 self._ring.close()
+
+    def _share(self, descriptor: int) -> None:
+        with self._lock:
+            if self._closed:
+                raise Closed("the synchronisation was closed")
+            self._ring = Ring(descriptor, self.context.size - 1)
 
     def _publish(self, announcement: Announcement, deadline: float) -> None:
         with self._lock:

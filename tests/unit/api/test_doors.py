@@ -6,8 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from tpserve.api import DeadlineExceeded, TransportError
-from tpserve.api.doors import dial, greetings
+from tpserve.api import DeadlineExceeded, PeerLost, TransportError
+from tpserve.api.doors import CROWD, PATIENCE, dial, greetings
+from tpserve.testing.lab import Task
 
 
 @pytest.fixture
@@ -98,3 +99,44 @@ def test_a_door_that_is_shut_is_an_error(door):
     door.shutdown(socket.SHUT_RDWR)
     with closing(greetings(door, 4, soon(), late)) as guests, pytest.raises(OSError, match="was shut"):
         next(guests)
+
+
+def test_of_a_silent_crowd_only_so_many_are_kept(door, come):
+    """Otherwise it would take all descriptors that the process may have."""
+    door.listen(3 * CROWD)
+    with closing(greetings(door, 4, soon(), late)) as guests:
+        waiting = Task(next, guests)
+        crowd = [come() for _ in range(2 * CROWD + 1)]
+        time.sleep(3 * PATIENCE)
+        come(b"here")
+        peer, said = waiting.result()
+        assert said == b"here"
+        peer.close()
+        is_there = [see_open(guest) for guest in crowd]
+        assert is_there == sorted(is_there)
+        assert 0 < sum(is_there) < CROWD
+
+
+def see_open(guest):
+    guest.setblocking(False)
+    try:
+        return guest.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_who_waits_looks_now_and_then_whether_to_go_on(door, come):
+    door.listen(8)
+    come(b"here")
+
+    def look():
+        raise PeerLost("one has gone")
+
+    with closing(greetings(door, 4, soon(), late, look)) as guests, pytest.raises(PeerLost, match="one has gone"):
+        next(guests)
+    looked = []
+    with closing(greetings(door, 4, time.monotonic() + 1.2, late, lambda: looked.append(1))) as guests:
+        next(guests)[0].close()
+        with pytest.raises(DeadlineExceeded):
+            next(guests)
+    assert len(looked) >= 3

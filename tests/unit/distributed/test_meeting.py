@@ -4,10 +4,13 @@ import time
 
 import pytest
 
-from tpserve.api import DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
+from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
 from tpserve.distributed import quota
 from tpserve.distributed.meeting import RANK, Meeting
 from tpserve.testing.lab import Task, soon
+
+AT_ONCE = 5
+"""Seconds in which a death is noticed, and a wait ended."""
 
 
 @pytest.fixture
@@ -99,6 +102,61 @@ def test_a_barrier_does_not_wait_for_one_to_see_that_another_has_gone(meeting):
     assert leader.lost() == 2
     first.close()
     leader.close()
+
+
+def test_one_that_came_to_a_barrier_and_has_gone_is_missed_while_another_is_awaited(meeting):
+    leader, first, _second = met(meeting)
+    coming = Task(first.barrier, soon())
+    waiting = Task(leader.barrier, soon())
+    time.sleep(0.3)
+    first.close()
+    with pytest.raises(PeerLost, match="rank 1"):
+        waiting.result(AT_ONCE)
+    with pytest.raises(Closed):
+        coming.result(AT_ONCE)
+
+
+def test_one_that_joined_and_has_gone_is_missed_while_another_is_awaited(meeting):
+    leading = Task(meeting(0).lead, [], soon())
+    first = meeting(1)
+    coming = Task(first.follow, 0, soon())
+    time.sleep(0.3)
+    first.close()
+    with pytest.raises(PeerLost, match="rank 1"):
+        leading.result(AT_ONCE)
+    with pytest.raises(Closed):
+        coming.result(AT_ONCE)
+
+
+def test_closing_ends_what_waits(meeting, tmp_path):
+    leader, early, late = meeting(0), meeting(1), meeting(2)
+    following = Task(late.follow, 0, soon())  # nobody leads
+    time.sleep(0.1)
+    late.close()
+    with pytest.raises(Closed):
+        following.result(AT_ONCE)
+    leading = Task(leader.lead, [], soon())
+    while not (tmp_path / "sync").exists():
+        time.sleep(0.001)
+    following = Task(early.follow, 0, soon())
+    time.sleep(0.1)
+    leader.close()
+    with pytest.raises(Closed):
+        leading.result(AT_ONCE)
+    with pytest.raises(PeerLost):
+        following.result(AT_ONCE)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_closing_ends_a_wait_at_a_barrier(meeting, rank):
+    end = met(meeting)[rank]
+    waiting = Task(end.barrier, soon())
+    time.sleep(0.1)
+    end.close()
+    with pytest.raises(Closed):
+        waiting.result(AT_ONCE)
+    with pytest.raises(Closed):
+        end.barrier(soon())
 
 
 def test_a_leader_that_gives_up_is_an_error_at_those_who_came(meeting):
