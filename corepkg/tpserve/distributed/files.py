@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -35,13 +35,15 @@ class FileExchange(Store):
         directory: the same for all members.
         rank: this member.
         deadline: when waiting for the others ends, whatever it is that asks.
+        look: called again and again meanwhile; what it raises ends the waiting too.
     """
 
-    def __init__(self, directory: Path, rank: int, deadline: float) -> None:
+    def __init__(self, directory: Path, rank: int, deadline: float, look: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._directory = directory
         self._rank = rank
         self._deadline = deadline
+        self._look = look
         self._said: list[Path] = []
         self._heard: set[str] = set()
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -64,6 +66,7 @@ class FileExchange(Store):
             DeadlineExceeded: it has not been; this tells by whom.
         """
         while missing := self._missing(keys):
+            self._look()
             if time.monotonic() >= self._deadline:
                 ranks = ", ".join(key.rpartition("/")[2] for key in missing)
                 raise DeadlineExceeded(f"rank {self._rank} waited in vain for rank {ranks} at {self._directory}")
@@ -102,6 +105,7 @@ class FileExchange(Store):
         while self._missing(met):
             if self._rank or not self._place(met[self._rank]).exists():
                 return True
+            self._look()
             if time.monotonic() >= self._deadline:
                 return False
             time.sleep(ATTEMPTS)

@@ -3,6 +3,9 @@
 A broadcast would do as well and take 3.6 times as long (188 against 52 µs, two ranks): it goes through a worker
 thread, and a worker that waits for a peer cannot be stopped. A send is posted and done with; gloo delivers it when the
 follower asks for it. A few are under way at most, so the leader waits for nothing but a follower that does not read.
+
+Gloo waits for one rank at a time, and has no way to look at the others meanwhile: that a rank has gone is seen at once
+by who waits for it, and at the deadline by who waits for another. So it is while ranks join, for any of them.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpserve.api import Announcement, DeadlineExceeded, Options, PeerLost, Sync, SyncContext, TransportError
-from tpserve.distributed.gloo import make_group
+from tpserve.api import Announcement, Closed, DeadlineExceeded, Options, PeerLost, Sync, SyncContext
+from tpserve.distributed.gloo import leave, make_group
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +44,11 @@ class _Posted(NamedTuple):
 
 
 class GlooSync(Sync):
-    """One rank's end; all ranks on one host. After an error it can only be closed."""
+    """One rank's end; all ranks on one host. After an error it can only be closed.
+
+    Another thread may close it at any time, which ends a call that waits with Closed; not before gloo has connected, or
+    given up, if it is at that.
+    """
 
     def __init__(self, options: Options, context: SyncContext) -> None:
         import torch.distributed  # noqa: F401  it takes seconds, which no deadline should have to pay
@@ -49,11 +57,19 @@ class GlooSync(Sync):
         # Any: torch has no types for a group's methods.
         self._group: Any = None
         self._posted: deque[_Posted] = deque()
+        self._lock = Lock()
+        self._closed = False
 
     def connect(self, deadline: float) -> None:
         """Join the others, in a directory in the run directory."""
         context = self.context
-        self._group = make_group(context.run_dir / context.name, context.rank, context.size, _remaining(deadline))
+        place = context.run_dir / context.name
+        group = make_group(place, context.rank, context.size, _remaining(deadline), look=self._check_open)
+        with self._lock:
+            if self._closed:
+                leave(group)
+            self._check_open()
+            self._group = group
 
     def announce(self, announcement: Announcement, deadline: float) -> None:
         """Send to each follower, and wait for the oldest sends if too many are under way."""
@@ -69,8 +85,9 @@ class GlooSync(Sync):
         tensor = torch.tensor(fields, dtype=torch.int64)
         for rank in range(1, self.context.size):
             self._post(rank, tensor, ANNOUNCEMENT)
-        while len(self._posted) > UNDER_WAY * (self.context.size - 1):
-            self._finish(self._posted.popleft(), deadline)
+        while (posted := self._too_many()) is not None:
+            with self._translated(posted.rank, deadline):
+                posted.work.wait(timedelta(seconds=_remaining(deadline)))
 
     def receive(self, deadline: float) -> Announcement:
         """Ask the leader for the next announcement."""
@@ -93,42 +110,55 @@ class GlooSync(Sync):
 
     def close(self) -> None:
         """Wait a little until the followers have what was announced, and leave the group."""
+        self._closed = True
         deadline = time.monotonic() + LINGER
-        with suppress(TransportError):
-            while self._posted:
-                self._finish(self._posted.popleft(), deadline)
-        self._posted.clear()
-        self._group = None
+        with self._lock:
+            posted_all, self._posted = self._posted, deque()
+        with suppress(RuntimeError):
+            for posted in posted_all if self.context.rank == LEADER else []:  # nobody must still hear of a follower
+                posted.work.wait(timedelta(seconds=_remaining(deadline)))
+        with self._lock:
+            group, self._group = self._group, None
+            leave(group)
 
     def _post(self, rank: int, tensor: torch.Tensor, tag: int) -> None:
-        assert self._group is not None, "connect() comes first"
-        with _translated(rank, float("inf")):
-            self._posted.append(_Posted(rank, tensor, self._group.send([tensor], rank, tag)))
+        with self._translated(rank, math.inf):
+            self._posted.append(_Posted(rank, tensor, self._open_group().send([tensor], rank, tag)))
 
-    def _finish(self, posted: _Posted, deadline: float) -> None:
-        with _translated(posted.rank, deadline):
-            posted.work.wait(timedelta(seconds=_remaining(deadline)))
+    def _too_many(self) -> _Posted | None:
+        """The oldest send, if too many are under way; gloo tells only once that one is done."""
+        with self._lock:
+            return self._posted.popleft() if len(self._posted) > UNDER_WAY * (self.context.size - 1) else None
 
     def _ask(self, rank: int, size: int, tag: int, deadline: float) -> list[int]:
         import torch
 
-        assert self._group is not None, "connect() comes first"
         tensor = torch.empty(size, dtype=torch.int64)
-        with _translated(rank, deadline):
-            self._group.recv([tensor], rank, tag).wait(timedelta(seconds=_remaining(deadline)))
+        with self._translated(rank, deadline):
+            self._open_group().recv([tensor], rank, tag).wait(timedelta(seconds=_remaining(deadline)))
         values: list[int] = tensor.tolist()
         return values
 
+    def _open_group(self) -> Any:
+        group = self._group
+        self._check_open()
+        assert group is not None, "connect() comes first"
+        return group
 
-@contextmanager
-def _translated(rank: int, deadline: float) -> Iterator[None]:
-    """Gloo raises RuntimeError for everything: it is the deadline if that has passed, and else a lost peer."""
-    try:
-        yield
-    except RuntimeError as error:
-        if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"rank {rank} is silent") from error
-        raise PeerLost(f"rank {rank} has gone") from error
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the synchronisation was closed")
+
+    @contextmanager
+    def _translated(self, rank: int, deadline: float) -> Iterator[None]:
+        """Gloo raises RuntimeError for everything: it is the deadline if that has passed, and else a lost peer."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._check_open()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"rank {rank} is silent") from error
+            raise PeerLost(f"rank {rank} has gone") from error
 
 
 def _remaining(deadline: float) -> float:

@@ -54,9 +54,9 @@ class Claim:
         except OSError as error:
             raise TransportError(f"cannot lead at {path}: {error}") from error
 
-    def came(self) -> int:
-        """How many followers have come."""
-        return len(_names(os.pread(self._descriptor, LONGEST, 0)))
+    def came(self) -> list[int]:
+        """Which followers have come, of whatever number of them they think."""
+        return sorted(map(int, _names(os.pread(self._descriptor, LONGEST, 0))))
 
     def has_lost(self, follower: int) -> bool:
         """Whether a follower that came has gone."""
@@ -106,15 +106,26 @@ def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
             meeting = _meeting(path, descriptor)
             if _lock(descriptor, fcntl.LOCK_SH):
                 return None
+            # First the lock: who has come and has none is taken for dead.
+            if not _mark(descriptor, follower):
+                raise TransportError(f"ipc://{path} has a follower {follower} already")
             os.write(descriptor, b"%d %s\n" % (follower, name))
             if _names(os.pread(descriptor, LONGEST, 0))[b"%d" % follower] != name:
-                raise TransportError(f"ipc://{path} has a follower {follower} already")
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0))
+                raise TransportError(f"ipc://{path} has had a follower {follower} already")
             return Visit(meeting, os.dup(descriptor))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise TransportError(f"cannot follow at {path}: {error}") from error
+
+
+def _mark(descriptor: int, follower: int) -> bool:
+    """Lock a follower's byte, unless another has."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _names(content: bytes) -> dict[bytes, bytes]:

@@ -5,7 +5,7 @@ worker thread and every round takes two. A packet is a header of two integers, f
 frames' lengths and the frames, joined.
 
 Operations wait as long as it takes, so a deadline that passes breaks nothing: the operation stays under way, and a
-later call takes it up. What ends them is :func:`_leave`. One that waits for a follower that stands still does not see
+later call takes it up. What ends them is :func:`leave`. One that waits for a follower that stands still does not see
 that another has gone; who waits looks at the leader's file now and then, which tells.
 """
 
@@ -16,10 +16,11 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpserve.api import (
@@ -35,7 +36,7 @@ from tpserve.api import (
 from tpserve.api.addresses import check_follower, ipc_path
 from tpserve.api.ends import Ends
 from tpserve.api.flow import batches, take
-from tpserve.distributed.gloo import make_group
+from tpserve.distributed.gloo import leave, make_group
 from tpserve.transports.claim import Claim, Visit, join_leader
 from tpserve.transports.options import GlooOptions
 
@@ -54,8 +55,6 @@ SLICE = 0.5
 NEVER = 30 * 24 * 3600.0
 SETTLING = 0.2
 """Seconds in which the kernel, which ends a process's connections, takes its locks away too."""
-
-UNUSED_TAG = 1
 
 
 class GlooTransport(Transport):
@@ -141,68 +140,90 @@ class _Sender(FanoutSender):
         self._under_way: deque[_Packet] = deque()
         self._ahead = 0
         self._closed = False
+        self._lock = RLock()
         self._claim = Claim(path)
 
     def connect(self, deadline: float) -> None:
-        self._check_open()
+        self._look()
         try:
-            self._group = _join(self._claim.meeting, LEADER, self._followers + 1, deadline)
+            group = _join(self._claim.meeting, LEADER, self._followers + 1, deadline, self._look)
         except DeadlineExceeded as error:
-            came = self._claim.came()
+            with self._lock:
+                self._check_open()
+                came = len(self._came())
             there = f"{came} of {self._followers} followers came to {self._path}"
             raise DeadlineExceeded(f"{there}, but {error}" if came == self._followers else there) from error
+        with self._lock:
+            self._group = group
+            if self._closed:
+                self._leave()
+            self._check_open()
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
-        self._check_open()
-        for batch in batches(frames, self._options.batch):
-            body = struct.pack(f"<{len(batch)}Q", *map(len, batch)) + b"".join(batch)
-            self._check_followers()
-            self._await_room(len(body) + OVERHEAD, deadline)
-            self._post(len(batch), body)
+        with self._lock:
+            self._check_open()
+            for batch in batches(frames, self._options.batch):
+                body = struct.pack(f"<{len(batch)}Q", *map(len, batch)) + b"".join(batch)
+                self._look()
+                self._await_room(len(body) + OVERHEAD, deadline)
+                self._post(len(batch), body)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + self._options.linger
-        with suppress(TransportError):
-            while self._under_way:
-                self._finish_oldest(deadline)
-        self._under_way.clear()
+        with self._lock:  # a send that waits ends at its next look
+            deadline = time.monotonic() + self._options.linger
+            with suppress(TransportError):
+                while self._under_way:
+                    self._finish_oldest(deadline, self._check_followers)
+            self._under_way.clear()
+            self._leave()
+            self._claim.close()
+
+    def _came(self) -> list[int]:
+        return [follower for follower in self._claim.came() if follower < self._followers]
+
+    def _leave(self) -> None:
         group, self._group = self._group, None
-        _leave(group)
-        self._claim.close()
+        leave(group)
+
+    def _look(self) -> None:
+        """See that nothing has happened for which nobody should wait any more."""
+        with self._lock:
+            self._check_open()
+            self._check_followers()
 
     def _await_room(self, size: int, deadline: float) -> None:
         while self._under_way and (self._under_way[0].body.is_done or self._ahead + size > self._options.send_buffer):
-            self._finish_oldest(deadline)
+            self._finish_oldest(deadline, self._look)
 
-    def _finish_oldest(self, deadline: float) -> None:
+    def _finish_oldest(self, deadline: float, look: Callable[[], None]) -> None:
         packet = self._under_way[0]
         late = f"a follower of {self._path} is {self._options.send_buffer} bytes behind"
         for broadcast in (packet.header, packet.body):
-            self._finish(broadcast, deadline, late)
+            self._finish(broadcast, deadline, late, look)
         self._ahead -= packet.size
         self._under_way.popleft()
 
-    def _finish(self, broadcast: _Broadcast, deadline: float, late: str) -> None:
+    def _finish(self, broadcast: _Broadcast, deadline: float, late: str, look: Callable[[], None]) -> None:
         while True:
             try:
                 broadcast.finish(min(deadline, time.monotonic() + SLICE), late)
                 return
             except DeadlineExceeded:
-                self._check_followers()
+                look()
                 if time.monotonic() >= deadline:
                     raise
             except PeerLost as error:
                 settled = time.monotonic() + SETTLING
                 while time.monotonic() < settled:
-                    self._check_followers()
+                    look()
                     time.sleep(ATTEMPTS)
                 raise PeerLost(f"a follower of {self._path} has gone") from error
 
     def _check_followers(self) -> None:
-        for follower in range(self._followers):
+        for follower in self._came() if self._group is None else range(self._followers):
             if self._claim.has_lost(follower):
                 raise PeerLost(f"follower {follower} of {self._path} has gone")
 
@@ -232,15 +253,19 @@ class _Receiver(FanoutReceiver):
         self._header: _Broadcast | None = None
         self._body: _Broadcast | None = None
         self._closed = False
+        self._lock = RLock()
 
     def connect(self, deadline: float) -> None:
-        self._check_open()
-        while (visit := join_leader(self._path, self._follower, self._name)) is None:
+        while (visit := self._come()) is None:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._path}")
             time.sleep(ATTEMPTS)
-        self._visit = visit
-        self._group = _join(visit.meeting, 1 + self._follower, self._followers + 1, deadline)
+        group = _join(visit.meeting, 1 + self._follower, self._followers + 1, deadline, self._look)
+        with self._lock:
+            if self._closed:
+                leave(group)
+            self._check_open()
+            self._group = group
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         self._check_open()
@@ -248,32 +273,50 @@ class _Receiver(FanoutReceiver):
             try:
                 self._take(deadline, f"{len(self._frames)} of {count} frames came by {self._path}")
             except PeerLost as error:
-                self._check_open()
-                assert self._visit is not None, "connect() comes first"
-                lost = f"the leader at {self._path}" if self._visit.has_lost_leader() else f"a rank at {self._path}"
-                raise PeerLost(f"{lost} has gone") from error
+                self._look()
+                raise PeerLost(f"a rank at {self._path} has gone") from error
         return take(self._frames, count)
 
     def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        group, self._group = self._group, None
-        _leave(group)
-        self._header = self._body = None
-        if self._visit is not None:
-            self._visit.close()
+        with self._lock:
+            group, self._group = self._group, None
+            leave(group)
+            self._header = self._body = None
+            visit, self._visit = self._visit, None
+            if visit is not None:
+                visit.close()
+
+    def _come(self) -> Visit | None:
+        with self._lock:
+            self._check_open()
+            self._visit = join_leader(self._path, self._follower, self._name)
+            return self._visit
+
+    def _look(self) -> None:
+        """See that this end is open and its leader there."""
+        with self._lock:
+            self._check_open()
+            assert self._visit is not None, "connect() comes first"
+            if self._visit.has_lost_leader():
+                raise PeerLost(f"the leader at {self._path} has gone")
 
     def _take(self, deadline: float, late: str) -> None:
         """Take one packet, or go on with it."""
         import torch
 
-        if self._header is None:
-            self._header = _Broadcast(self._group, torch.empty(2, dtype=torch.int64))
-        count, size = self._header.finish(deadline, late).tolist()
-        if self._body is None:
-            self._body = _Broadcast(self._group, torch.empty(size, dtype=torch.uint8))
-        body = self._body.finish(deadline, late).numpy().data
+        with self._lock:
+            self._check_open()
+            if self._header is None:
+                self._header = _Broadcast(self._group, torch.empty(2, dtype=torch.int64))
+            header = self._header
+        count, size = header.finish(deadline, late).tolist()
+        with self._lock:
+            self._check_open()
+            if self._body is None:
+                self._body = _Broadcast(self._group, torch.empty(size, dtype=torch.uint8))
+            broadcast = self._body
+        body = broadcast.finish(deadline, late).numpy().data
         self._header = self._body = None
         start = LENGTH * count
         for length in struct.unpack_from(f"<{count}Q", body):
@@ -285,25 +328,10 @@ class _Receiver(FanoutReceiver):
             raise Closed("the fan-out was closed")
 
 
-def _join(path: Path, rank: int, size: int, deadline: float) -> Any:
-    return make_group(path, rank, size, NEVER, min(NEVER, max(0.001, deadline - time.monotonic())))
+def _join(path: Path, rank: int, size: int, deadline: float, look: Callable[[], None]) -> Any:
+    return make_group(path, rank, size, NEVER, min(NEVER, max(0.001, deadline - time.monotonic())), look)
 
 
 def _remaining(deadline: float) -> timedelta:
     """Gloo counts whole milliseconds, and takes 0 for "as long as usual"."""
     return timedelta(milliseconds=max(1, math.ceil(1000 * min(NEVER, deadline - time.monotonic()))))
-
-
-def _leave(group: Any) -> None:
-    """End what is under way and close all connections: gloo does both when somebody has waited in vain.
-
-    Nobody waits for a rank that has gone already, so every other rank is tried until one lets us wait.
-    """
-    import torch
-
-    if group is None:
-        return
-    others = (rank for rank in range(group.size()) if rank != group.rank())
-    for other in others:
-        with suppress(RuntimeError):
-            group.recv([torch.empty(1)], other, UNUSED_TAG).wait(timedelta(milliseconds=1))

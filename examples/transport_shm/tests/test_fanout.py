@@ -3,12 +3,15 @@
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost, TransportError
+from tpserve.api.doors import dial
 from tpserve.testing.lab import Task
+from tpserve_transport_shm.fanout import CROWD
 from tpserve_transport_shm.plugin import ShmOptions
 from tpserve_transport_shm.transport import ShmTransport
 
@@ -67,6 +70,36 @@ def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
         joining.result()
         assert stranger.recv(1) == b""
     transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_of_a_silent_crowd_only_so_many_are_kept(tmp_path: Path) -> None:
+    """Otherwise it would take all descriptors that the process may have."""
+    transport = ShmTransport(ShmOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    leading = Task(leader.connect, time.monotonic() + 30)
+    with ExitStack() as crowd:
+        guests = []
+        for _ in range(2 * CROWD + 1):
+            guest = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            while not dial(guest, tmp_path / "x"):
+                time.sleep(0.01)
+            guests.append(guest)
+        joining = Task(transport.fanout_receiver(f"ipc://{tmp_path}/x", 0, 1).connect, time.monotonic() + 30)
+        is_there = [_is_kept(guest) for guest in guests] if not leading.is_done else []
+        leading.result()
+        joining.result()
+        assert is_there == sorted(is_there)
+        assert sum(is_there) <= CROWD + 2  # and who waits at the door
+    transport.close()
+
+
+def _is_kept(guest: socket.socket) -> bool:
+    guest.setblocking(False)
+    try:
+        return guest.recv(1) != b""
+    except BlockingIOError:
+        return True
 
 
 def _refused(connect: object, deadline: float) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from tpserve.api import KINDS
-from tpserve.errors import ConfigError, DeadlineExceeded
+from tpserve.api import KINDS, SyncContext
+from tpserve.errors import ConfigError, DeadlineExceeded, PeerLost
 from tpserve.plugins.new import LONGEST_NAME, distribution_name, taken_by, template_kinds, usage, write_package
 from tpserve.plugins.registry import Registry
+from tpserve.testing.lab import Task
 
 ROOT = Path(__file__).parents[3]
 LINT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
@@ -158,3 +159,41 @@ def test_a_new_transport_s_leader_greets_followers_only(
         stranger.settimeout(30)
         with suppress(ConnectionResetError):  # there was more to read
             assert stranger.recv(1) == b""
+
+
+def test_a_new_transport_s_leader_misses_a_follower_that_came_and_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package("transport", "misser", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    transport = importlib.import_module("tpserve_transport_misser.transport")
+    leader = transport.Sender(tmp_path / "door", 2, 1 << 16)
+    with closing(leader):
+        _come_and_go(tmp_path / "door", socket.SOCK_STREAM, b"\x00" * 4, Task(leader.connect, time.monotonic() + 30))
+
+
+def test_a_new_sync_s_leader_misses_a_rank_that_came_and_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package("sync", "misser", tmp_path / "new")
+    monkeypatch.syspath_prepend(str(tmp_path / "new" / "src"))
+    (package,) = (tmp_path / "new" / "src").iterdir()
+    plugin, sync = (importlib.import_module(f"{package.name}.{name}") for name in ("plugin", "sync"))
+    (spec,) = plugin.tpserve_syncs()
+    kind = getattr(sync, spec.factory.partition(":")[2])
+    context: Any = SyncContext(0, 3, tmp_path, "door", None)  # type: ignore[arg-type]
+    with closing(kind(spec.options(), context)) as leader:
+        come = b"\x01\x00\x00\x00"
+        _come_and_go(tmp_path / "door", socket.SOCK_SEQPACKET, come, Task(leader.connect, time.monotonic() + 30))
+
+
+def _come_and_go(door: Path, kind: socket.SocketKind, greeting: bytes, leading: Task[None]) -> None:
+    """As a follower that is killed while others are awaited: the leader says so soon."""
+    with socket.socket(socket.AF_UNIX, kind) as follower:
+        while follower.connect_ex(str(door)):
+            time.sleep(0.01)
+        follower.send(greeting)
+        time.sleep(0.2)
+        assert not leading.is_done
+    with pytest.raises(PeerLost):
+        leading.result(5)

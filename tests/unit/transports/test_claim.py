@@ -30,7 +30,7 @@ def test_followers_find_where_a_living_leader_meets_them(tmp_path: Path) -> None
 
     visits = [visit(path, *who) for who in ((0, b"a"), (1, b"b"))]
     assert [one.meeting for one in visits] == [claim.meeting] * 2
-    assert claim.came() == 2
+    assert claim.came() == [0, 1]
     with pytest.raises(TransportError, match="has a follower 1 already"):
         join_leader(path, 1, b"c")
     assert not visits[0].has_lost_leader()

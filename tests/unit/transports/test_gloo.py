@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from tpserve.api import PeerLost, TransportError, TransportSpec
+from tpserve.api import Closed, FanoutReceiver, FanoutSender, PeerLost, Transport, TransportError, TransportSpec
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, soon
 from tpserve.testing.links import send_until_error
@@ -30,6 +30,54 @@ class TestGloo(TransportContract):
         with pytest.raises(PeerLost, match=r"^follower 1 of \S+ has gone$"):
             sending.result(5)
 
+    def test_who_joined_and_has_gone_is_missed_while_another_is_awaited(self, lab: Lab) -> None:
+        transport = lab.transport()
+        leader, first, second = _ends(transport, lab.address(), 2)
+        leading, *joining = (Task(end.connect, soon()) for end in (leader, first))
+        time.sleep(0.5)
+        assert not leading.is_done
+        first.close()
+        with pytest.raises(PeerLost, match="follower 0 of"):
+            leading.result(5)
+        leader.close()
+        with pytest.raises(Closed):
+            joining[0].result(5)
+
+        leader, first, second = _ends(transport, lab.address(), 2)
+        joining = [Task(end.connect, soon()) for end in (first, second)]
+        time.sleep(0.5)
+        leader.close()
+        for task in joining:
+            with pytest.raises(PeerLost, match="the leader at"):
+                task.result(5)
+
+    def test_closing_ends_joining_and_a_send_that_waits(self, lab: Lab, processes: None) -> None:
+        leader, follower = _ends(lab.transport(), lab.address(), 1)
+        for end in (leader, follower):
+            joining = Task(end.connect, soon())
+            time.sleep(0.3)
+            assert not joining.is_done
+            end.close()
+            with pytest.raises(Closed):
+                joining.result(5)
+
+        address = lab.address()
+        child = lab.child("follow", address=address, follower=0, followers=1)
+        leader = lab.transport().fanout_sender(address, 1)
+        leader.connect(soon())
+        child.ready()
+        child.send(signal.SIGSTOP)
+        sending = Task(send_until_error, lambda frame: leader.send_many([frame], soon()))
+        time.sleep(1)
+        leader.close()
+        with pytest.raises(Closed):
+            sending.result(5)
+
     def test_other_addresses_than_paths_are_refused(self, lab: Lab) -> None:
         with pytest.raises(TransportError, match="expected ipc:///path"):
             lab.transport().fanout_sender("tcp://127.0.0.1:1", 1)
+
+
+def _ends(transport: Transport, address: str, followers: int) -> list[FanoutSender | FanoutReceiver]:
+    ends: list[FanoutSender | FanoutReceiver] = [transport.fanout_sender(address, followers)]
+    return ends + [transport.fanout_receiver(address, number, followers) for number in range(followers)]

@@ -145,7 +145,7 @@ class RpcFanoutSender(FanoutSender):
     def connect(self, deadline: float) -> None:
         """Wait for each follower and ask which it is; then tell all."""
         with self._lock, _translated(self._address, self._check_ends):
-            with closing(greetings(self._door, GREETING.size, deadline, self._late)) as guests:
+            with closing(greetings(self._door, GREETING.size, deadline, self._late, self._check_ends)) as guests:
                 while len(self._peers) < self._count:
                     self._admit(*next(guests), deadline)
             for follower, peer in self._peers.items():

@@ -35,6 +35,12 @@ MAGIC = b"tps1"
 WELCOME = b"!"
 ATTEMPTS = 0.01
 
+CROWD = 64
+"""Guests who are let in together and say nothing: more would take the descriptors that a process may have."""
+
+PATIENCE = 0.1
+"""Seconds that a guest has at least, however many come: a follower speaks at once."""
+
 PACKED = 64 << 10
 """Small frames that are sent together make messages of so many bytes."""
 
@@ -52,7 +58,7 @@ class ShmFanoutSender(FanoutSender):
         self._path = path
         self._count = followers
         self._peers: dict[int, socket.socket] = {}
-        self._guests: dict[int, socket.socket] = {}
+        self._guests: dict[int, tuple[socket.socket, float]] = {}  # since when, in the order in which they came
         self._bells: dict[int, int] = {}
         self._ring: RingWriter | None = None
         self._stray = ""
@@ -75,11 +81,11 @@ class ShmFanoutSender(FanoutSender):
                 late = f"{len(self._peers)} of {self._count} followers came to {self._path}{self._stray}"
                 found = self._watch.wait(deadline, late)
                 self._check(found)
-                if self._door.fileno() in found:
-                    self._let_in()
                 for descriptor in found:
                     if descriptor in self._guests and len(self._peers) < self._count:
                         self._greet(descriptor)
+                if self._door.fileno() in found and self._has_room():
+                    self._let_in()
             self._welcome()
             self._watch.remove(self._door)
             self._leave_door()
@@ -114,13 +120,28 @@ class ShmFanoutSender(FanoutSender):
     def _let_in(self) -> None:
         """Let somebody in, who may be silent for as long as it likes."""
         guest = self._door.accept()[0]
-        self._guests[guest.fileno()] = guest
+        self._guests[guest.fileno()] = guest, time.monotonic()
         self._watch.add(guest)
+
+    def _has_room(self) -> bool:
+        """Whether one more may come in; in a crowd only when the first of it has had its time, and is sent away."""
+        if len(self._guests) < CROWD:
+            return True
+        descriptor, (_, since) = next(iter(self._guests.items()))
+        if time.monotonic() < since + PATIENCE:
+            time.sleep(BREATH)
+            return False
+        self._take_out(descriptor).close()
+        return True
+
+    def _take_out(self, descriptor: int) -> socket.socket:
+        guest, _ = self._guests.pop(descriptor)
+        self._watch.remove(guest)
+        return guest
 
     def _greet(self, descriptor: int) -> None:
         """Take a guest that has spoken for a follower, or turn it away."""
-        guest = self._guests.pop(descriptor)
-        self._watch.remove(guest)
+        guest = self._take_out(descriptor)
         try:
             greeting, bells, _, _ = socket.recv_fds(guest, GREETING.size, 1)
         except ConnectionError:
@@ -185,10 +206,8 @@ class ShmFanoutSender(FanoutSender):
                 raise PeerLost(f"follower {follower} of {self._path} has gone")
 
     def _leave_door(self) -> None:
-        while self._guests:
-            _, guest = self._guests.popitem()
-            self._watch.remove(guest)
-            guest.close()
+        for descriptor in list(self._guests):
+            self._take_out(descriptor).close()
         self._door.close()
         self._path.unlink(missing_ok=True)
 
