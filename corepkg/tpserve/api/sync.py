@@ -4,8 +4,11 @@ The leader *announces* a round and sends its frames; every follower *receives* t
 the round's frames from the fan-out. **The guarantee**: announcements arrive once each and in order, or both sides get
 an error at the deadline. One that is damaged, lost or repeated on its way over a fan-out is an error too, never another
 announcement. An announcement never waits for anything that a follower does later than receiving it, save taking the
-frames of earlier rounds. A stranger, who connects to where ranks meet and says nothing, or nonsense, takes no rank's
-place, delays none beyond a deadline and makes none fail.
+frames of earlier rounds. A rank that dies is noticed within 5 seconds by who waits for it; by who waits for another,
+and by ``connect``, perhaps only at the deadline, where an implementation cannot look at all of them. A stranger, who
+connects to where ranks meet and says nothing, or nonsense, takes no rank's
+place, delays none beyond a deadline and makes none fail. A rank is used by one thread at a time; only ``close`` may be
+called meanwhile.
 """
 
 from __future__ import annotations
@@ -84,6 +87,7 @@ class Sync(ABC):
 
         Raises:
             DeadlineExceeded: not all came.
+            PeerLost: one that came has gone.
         """
 
     @abstractmethod

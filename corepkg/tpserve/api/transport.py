@@ -7,9 +7,10 @@ frames from many senders to one receiver (tokenizers to the leader, the leader t
 both sides get a :class:`~tpserve.api.errors.TransportError`; nothing is ever dropped in silence. A link is
 ready before its first send: :meth:`FanoutSender.connect` returns only when every follower will receive what
 is sent next. Memory is bounded, in bytes: a sender that runs ahead of its receiver blocks, until its deadline. A peer
-that dies is noticed within 5 seconds by a call that waits, for it or for others of the link, and by the next send.
-Waiting costs no CPU time. A *stranger*, who connects to where a link listens and says nothing, or nonsense, takes
-nobody's place, delays nobody beyond a deadline and makes nobody fail.
+that dies is noticed within 5 seconds by a call that waits, for it or for others of the link, and by the next send; by
+``connect``, while others are still to come, perhaps only at its deadline. (A server watches its processes itself, and
+ends a start in which one dies.) Waiting costs no CPU time. A *stranger*, who connects to where a link listens and says
+nothing, or nonsense, takes nobody's place, delays nobody beyond a deadline and makes nobody fail.
 
 Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
 to take it, for a bounded time. ``connect`` is called once, before anything else. After PeerLost or FrameError, and
@@ -70,6 +71,7 @@ class FanoutSender(Link):
 
         Raises:
             DeadlineExceeded: not all followers came; the message says how many did.
+            PeerLost: one that came has gone. Not every implementation can see that before the deadline.
         """
 
     @abstractmethod
@@ -96,6 +98,7 @@ class FanoutReceiver(Link):
 
         Raises:
             DeadlineExceeded: the leader did not answer.
+            PeerLost: it has gone. Not every implementation can see that before the deadline.
         """
 
     @abstractmethod

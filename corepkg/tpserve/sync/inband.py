@@ -55,5 +55,5 @@ class InbandSync(Sync):
         self._meeting.barrier(deadline)
 
     def close(self) -> None:
-        """Leave the meeting; the fan-out belongs to others."""
+        """Leave the meeting. The fan-out belongs to others, and its close is what ends a wait for an announcement."""
         self._meeting.close()

@@ -94,3 +94,22 @@ def test_a_follower_that_joined_and_has_gone_is_missed_while_another_is_awaited(
     with pytest.raises(Closed):
         joining.result(5)
     transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_follower_that_does_not_answer_hides_no_other_that_goes(tmp_path: Path) -> None:
+    transport = RpcTransport(RpcOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 2)
+    follower = transport.fanout_receiver(f"ipc://{tmp_path}/x", 0, 2)
+    leading, joining = (Task(end.connect, time.monotonic() + 30) for end in (leader, follower))
+    time.sleep(0.5)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(tmp_path / "x"))
+        silent.sendall(GREETING.pack(MAGIC, 1))
+        time.sleep(0.3)
+        follower.close()
+        with pytest.raises(PeerLost, match="follower 0 of"):
+            leading.result(5)
+    with pytest.raises(Closed):
+        joining.result(5)
+    transport.close()

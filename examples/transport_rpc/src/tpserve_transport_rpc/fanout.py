@@ -151,8 +151,6 @@ class RpcFanoutSender(FanoutSender):
             for follower, peer in self._peers.items():
                 with _answering(f"follower {follower} of {self._address} does not answer"):
                     peer.connection.root(deadline).welcome()
-            for peer in self._peers.values():
-                peer.connection.stream.look = self._check_followers
             self._joined = True
             self._leave_door()
 
@@ -209,6 +207,7 @@ class RpcFanoutSender(FanoutSender):
             guest.close()
             raise FrameError(f"a second follower {follower} came to {self._address}")
         connection = Connection(Stream(guest), rpyc.VoidService(), self._options.compress)
+        connection.stream.look = self._check_followers
         self._connections.append(connection)
         with _answering(f"follower {follower} of {self._address} does not answer"):
             self._peers[follower] = Peer(connection, deadline)

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rpyc import SocketStream
+from rpyc.lib import Timeout
 
 from tpserve.api import Closed, DeadlineExceeded, TransportError
 from tpserve.api.addresses import check_address, free_path, ipc_path
@@ -57,6 +58,14 @@ class Stream(SocketStream):  # type: ignore[misc]
                 self.check_waiting(remaining, f"the other side made no room for {len(rest)} bytes")
             except OSError as error:
                 raise EOFError(error) from error
+
+    def poll(self, timeout: Timeout | float | None) -> bool:
+        """Whether there is something to read; False after a slice of the timeout already, if that is finite."""
+        seconds = Timeout(timeout).timeleft()
+        found = bool(super().poll(seconds and min(seconds, SLICE)))
+        if seconds and not found:
+            self.look()
+        return found
 
     def check_waiting(self, remaining: float, late: str) -> None:
         """See whether to wait on, after a slice in vain.
