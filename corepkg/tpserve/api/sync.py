@@ -6,9 +6,8 @@ an error at the deadline. One that is damaged, lost or repeated on its way over 
 announcement. An announcement never waits for anything that a follower does later than receiving it, save taking the
 frames of earlier rounds. A rank that dies is noticed within 5 seconds by who waits for it; by who waits for another,
 and by ``connect``, perhaps only at the deadline, where an implementation cannot look at all of them. A stranger, who
-connects to where ranks meet and says nothing, or nonsense, takes no rank's
-place, delays none beyond a deadline and makes none fail. A rank is used by one thread at a time; only ``close`` may be
-called meanwhile.
+connects to where ranks meet and says nothing, or nonsense, takes no rank's place, delays none beyond a deadline and
+makes none fail. A rank is used by one thread at a time; only ``close`` may be called meanwhile.
 """
 
 from __future__ import annotations
