@@ -1,4 +1,4 @@
-"""Whoever comes to a port may send what he likes: an error says so, and never one that nobody expects."""
+"""Strangers make nobody fail; what an end of our own says wrongly is an error, and never one that nobody expects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import zmq
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
+from tpserve_transport_zmq import fanout, pipe
+from tpserve_transport_zmq.doorkeeper import NAME, Doorkeeper, introduce, require
 from tpserve_transport_zmq.fanout import HELLO, READY
 from tpserve_transport_zmq.plugin import ZmqOptions
 from tpserve_transport_zmq.transport import ZmqTransport
@@ -38,19 +42,52 @@ def transport() -> Iterator[ZmqTransport]:
 
 @pytest.fixture
 def stranger() -> Iterator[zmq.SyncSocket]:
-    """A socket that connects."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
-        made.linger = 0
-        yield made
+    """A socket of zmq's own that connects."""
+    yield from dealer(None)
 
 
 @pytest.fixture
-def host(address: str) -> Iterator[zmq.SyncSocket]:
-    """A socket that is there first."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+def follower() -> Iterator[zmq.SyncSocket]:
+    """One that is let in by leaders."""
+    yield from dealer(fanout.PROTOCOL)
+
+
+@pytest.fixture
+def sender() -> Iterator[zmq.SyncSocket]:
+    """One that is let in by receivers."""
+    yield from dealer(pipe.PROTOCOL)
+
+
+@pytest.fixture
+def leader(address: str) -> Iterator[zmq.SyncSocket]:
+    """A socket that is there first, and lets followers in."""
+    yield from router(address, fanout.PROTOCOL)
+
+
+@pytest.fixture
+def receiver(address: str) -> Iterator[zmq.SyncSocket]:
+    """One that lets senders in."""
+    yield from router(address, pipe.PROTOCOL)
+
+
+def dealer(protocol: bytes | None) -> Iterator[zmq.SyncSocket]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
         made.linger = 0
+        if protocol is not None:
+            introduce(made, protocol)
+        yield made
+
+
+def router(address: str, protocol: bytes) -> Iterator[zmq.SyncSocket]:
+    context = zmq.Context()
+    doorkeeper = Doorkeeper(context)
+    with context.socket(zmq.ROUTER) as made:
+        made.linger = 0
+        require(made, protocol)
         made.bind(address)
         yield made
+    context.term()
+    doorkeeper.join()
 
 
 def soon() -> float:
@@ -70,28 +107,53 @@ def soon() -> float:
     ],
 )
 def test_a_leader_does_not_answer_who_is_no_follower(
-    transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
+    transport: ZmqTransport, follower: Any, address: str, parts: list[bytes]
 ) -> None:
     leader = transport.fanout_sender(address, 1)
-    stranger.connect(address)
-    stranger.send_multipart(parts)
+    follower.connect(address)
+    follower.send_multipart(parts)
     with pytest.raises(DeadlineExceeded, match=r"0 of 1 followers came to .* somebody who said"):
         leader.connect(time.monotonic() + 0.3)
 
     connecting = Task(transport.fanout_receiver(address, 0, 1).connect, soon())
     leader.connect(soon())
     connecting.result()
-    assert not stranger.poll(0)
+    assert not follower.poll(0)
 
 
-def test_two_followers_of_one_number_are_an_error(transport: ZmqTransport, stranger: Any, address: str) -> None:
+def test_of_two_followers_of_one_number_the_first_stays(transport: ZmqTransport, follower: Any, address: str) -> None:
     leader = transport.fanout_sender(address, 2)
-    stranger.connect(address)
-    for _ in range(2):
-        stranger.send_multipart([HELLO, WORD.pack(1)])
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(1)])
+    leading = Task(leader.connect, soon())
+    time.sleep(0.1)
+    with pytest.raises(DeadlineExceeded):
+        transport.fanout_receiver(address, 1, 2).connect(time.monotonic() + 0.3)
+    other = transport.fanout_receiver(address, 0, 2)
+    other.connect(soon())
+    leading.result()
+    assert follower.recv() == READY
 
-    with pytest.raises(FrameError, match=f"second follower 1 .*{address}"):
-        leader.connect(soon())
+
+def test_a_follower_that_has_gone_leaves_its_place_to_the_next(
+    transport: ZmqTransport, follower: Any, address: str
+) -> None:
+    """Such as one that was killed and started anew, before the others came."""
+    leader = transport.fanout_sender(address, 2)
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(0)])
+    leading = Task(leader.connect, soon())
+    time.sleep(0.2)
+    follower.close()
+    ends = [transport.fanout_receiver(address, number, 2) for number in range(2)]
+    joining = []
+    for end in ends:
+        joining.append(Task(end.connect, soon()))
+        time.sleep(0.1)
+    for task in (leading, *joining):
+        task.result()
+    leader.send_many([b"frame"], soon())
+    assert [end.recv_many(1, soon()) for end in ends] == [[b"frame"]] * 2
 
 
 def test_an_end_that_nobody_closes_holds_nobody_up(address: str) -> None:
@@ -116,12 +178,12 @@ def test_an_end_that_nobody_closes_holds_nobody_up(address: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"1234567"], [WORD.pack(0)], [WORD.pack(1 << 40)], [b"two", b"parts"]])
-def test_a_leader_takes_marks_only(transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]) -> None:
+def test_a_leader_takes_marks_only(transport: ZmqTransport, follower: Any, address: str, parts: list[bytes]) -> None:
     leader = transport.fanout_sender(address, 1)
-    stranger.connect(address)
-    stranger.send_multipart([HELLO, WORD.pack(0)])
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(0)])
     leader.connect(soon())
-    stranger.send_multipart(parts)
+    follower.send_multipart(parts)
 
     with pytest.raises(FrameError):
         leader.send_many(FRAMES, soon())
@@ -129,83 +191,171 @@ def test_a_leader_takes_marks_only(transport: ZmqTransport, stranger: Any, addre
 
 @pytest.mark.parametrize("parts", [[WORD.pack(400)], [HELLO, WORD.pack(0)], [b""]])
 def test_a_leader_takes_no_notice_of_who_comes_late(
-    transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
+    transport: ZmqTransport, follower: Any, address: str, parts: list[bytes]
 ) -> None:
-    leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
-    connecting = Task(lambda: follower.connect(soon()))
+    leader, end = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    connecting = Task(lambda: end.connect(soon()))
     leader.connect(soon())
     connecting.result()
-    stranger.connect(address)
-    stranger.send_multipart(parts)
+    follower.connect(address)
+    follower.send_multipart(parts)
 
     with pytest.raises(DeadlineExceeded):
         leader.send_many(FRAMES, time.monotonic() + 0.3)
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"", b""], [b"1234567", b""], [WORD.pack(0)], [WORD.pack(0), b"", b""]])
-def test_a_follower_takes_packets_only(transport: ZmqTransport, host: Any, address: str, parts: list[bytes]) -> None:
+def test_a_follower_takes_packets_only(transport: ZmqTransport, leader: Any, address: str, parts: list[bytes]) -> None:
     follower = transport.fanout_receiver(address, 0, 1)
     connecting = Task(lambda: follower.connect(soon()))
-    name = host.recv_multipart()[0]
-    host.send_multipart([name, READY])
+    name = leader.recv_multipart()[0]
+    leader.send_multipart([name, READY])
     connecting.result()
-    host.send_multipart([name, *parts])
+    leader.send_multipart([name, *parts])
 
     with pytest.raises(FrameError):
         follower.recv_many(1, soon())
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"1234567"], [WORD.pack(0)], [WORD.pack(1 << 40)], [b"two", b"parts"]])
-def test_a_sender_takes_marks_only(transport: ZmqTransport, host: Any, address: str, parts: list[bytes]) -> None:
-    sender = transport.pipe_sender(address)
-    sender.connect(soon())
-    sender.send(FRAMES[0], soon())
-    host.send_multipart([host.recv_multipart()[0], *parts])
-    sender.send(FRAMES[1], soon())
+def test_a_sender_takes_marks_only(transport: ZmqTransport, receiver: Any, address: str, parts: list[bytes]) -> None:
+    end = transport.pipe_sender(address)
+    end.connect(soon())
+    end.send(FRAMES[0], soon())
+    receiver.send_multipart([receiver.recv_multipart()[0], *parts])
+    end.send(FRAMES[1], soon())
 
     with pytest.raises(FrameError):
-        sender.send(FRAMES[2], soon())
+        end.send(FRAMES[2], soon())
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"x" * 15, b"frame"], [WORD.pack(3) + WORD.pack(0)], [bytes(16), b"", b""]])
-def test_a_receiver_takes_messages_only(
-    transport: ZmqTransport, stranger: Any, address: str, parts: list[bytes]
-) -> None:
+def test_a_receiver_takes_messages_only(transport: ZmqTransport, sender: Any, address: str, parts: list[bytes]) -> None:
     receiver = transport.pipe_receiver(address)
-    stranger.connect(address)
-    stranger.send_multipart(parts)
+    sender.connect(address)
+    sender.send_multipart(parts)
 
     with pytest.raises(FrameError):
         receiver.recv_many(1, 1000, soon())
 
 
 def test_a_follower_that_stands_still_is_not_asked_again_and_again(
-    transport: ZmqTransport, stranger: Any, address: str
+    transport: ZmqTransport, follower: Any, address: str
 ) -> None:
     leader = transport.fanout_sender(address, 1)
-    stranger.connect(address)
-    stranger.send_multipart([HELLO, WORD.pack(0)])
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(0)])
     leader.connect(soon())
     for _ in range(3):
         with pytest.raises(DeadlineExceeded):
             leader.send_many(FRAMES, time.monotonic() + 0.7)
 
     questions = 0
-    while stranger.poll(100):
-        questions += len(stranger.recv()) == 2 * WORD.size  # no frames, just a mark
+    while follower.poll(100):
+        questions += len(follower.recv()) == 2 * WORD.size  # no frames, just a mark
     assert 1 <= questions <= 4
 
 
 def test_a_follower_that_goes_while_it_is_waited_for_is_lost(
-    transport: ZmqTransport, stranger: Any, address: str
+    transport: ZmqTransport, follower: Any, address: str
 ) -> None:
     leader = transport.fanout_sender(address, 1)
-    stranger.connect(address)
-    stranger.send_multipart([HELLO, WORD.pack(0)])
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(0)])
     leader.connect(soon())
     sending = Task(lambda: leader.send_many(FRAMES, soon()))
     time.sleep(1)
-    stranger.close()
+    follower.close()
 
     with pytest.raises(PeerLost):
         sending.result(5)
+
+
+def test_a_follower_that_says_too_much_is_cut_off(transport: ZmqTransport, follower: Any, address: str) -> None:
+    leader = transport.fanout_sender(address, 1)
+    follower.connect(address)
+    follower.send_multipart([HELLO, WORD.pack(0)])
+    leader.connect(soon())
+    follower.send(bytes(fanout.LARGEST + 1))
+    time.sleep(0.3)
+
+    with pytest.raises(PeerLost):
+        leader.send_many(FRAMES[:1], soon())
+
+
+NONSENSE = [
+    [b"nonsense"],
+    [b""],
+    [b"two", b"parts"],
+    [b"of", b"four", b"parts", b""],
+    [bytes(16)],
+    [bytes(16), b"frame"],
+    [HELLO, WORD.pack(0)],
+    [bytes(1 << 20)],
+]
+WORDS = [None, (b"-", b"-"), (b"somebody", pipe.PROTOCOL), (NAME, b"tpserve"), (b"somebody", fanout.PROTOCOL)]
+
+
+@contextmanager
+def nonsense(address: str, *words: tuple[bytes, bytes] | None) -> Iterator[None]:
+    """Strangers who say all of that, after a name and a password that are not ours; and stay."""
+    with zmq.Context() as context, ExitStack() as guests:
+        for greeting, parts in product(words or WORDS, NONSENSE):
+            guest = guests.enter_context(context.socket(zmq.DEALER))
+            guest.linger = 0
+            if greeting is not None:
+                guest.plain_username, guest.plain_password = greeting
+            guest.connect(address)
+            with suppress(zmq.Again):  # it was turned away already
+                guest.send_multipart(parts, zmq.DONTWAIT)
+        time.sleep(0.2)
+        yield
+
+
+@pytest.mark.parametrize("patience", [0.0, 1.0])
+def test_strangers_with_sockets_of_zmq_make_no_receiver_fail(
+    transport: ZmqTransport, address: str, patience: float
+) -> None:
+    receiver = transport.pipe_receiver(address)
+    with nonsense(address):
+        assert receiver.recv_many(10, 1 << 20, patience and time.monotonic() + patience) == []
+        sender = transport.pipe_sender(address)
+        sender.connect(soon())
+        for number in range(3):
+            sender.send(b"%d" % number, soon())
+            with nonsense(address, None):
+                assert receiver.recv_many(10, 1 << 20, soon()) == [b"%d" % number]
+
+
+def test_strangers_with_sockets_of_zmq_hold_no_follower_up(transport: ZmqTransport, address: str) -> None:
+    """They come before the join, meanwhile, and when frames are under way and the window is full."""
+    leader = transport.fanout_sender(address, 2)
+    leading = Task(leader.connect, soon())
+    followers = [transport.fanout_receiver(address, number, 2) for number in range(2)]
+    with nonsense(address):
+        joining = [Task(followers[0].connect, soon())]
+        with nonsense(address, None):
+            joining.append(Task(followers[1].connect, soon()))
+            for task in (leading, *joining):
+                task.result()
+        sending = Task(leader.send_many, FRAMES, soon())
+        with nonsense(address, None):
+            reading = [Task(end.recv_many, len(FRAMES), soon()) for end in followers]
+            assert [task.result() for task in reading] == [FRAMES] * 2
+        sending.result()
+
+
+@pytest.mark.parametrize("end", ["fanout_sender", "pipe_receiver"])
+def test_a_stranger_takes_no_memory(transport: ZmqTransport, stranger: Any, address: str, end: str) -> None:
+    """What it sends stays with it: four messages, which is what its own queue holds."""
+    made = getattr(transport, end)(address, *([1] if end == "fanout_sender" else []))
+    stranger.sndhwm = 4
+    stranger.connect(address)
+    stranger.sndtimeo = 300
+    sent = 0
+    with suppress(zmq.Again):
+        while sent < 100:
+            stranger.send(bytes(1 << 10))
+            sent += 1
+    assert sent <= 4
+    made.close()

@@ -18,13 +18,17 @@ from collections.abc import Sequence
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
 from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
+from tpserve_transport_zmq.doorkeeper import Context
 from tpserve_transport_zmq.plugin import ZmqOptions
-from tpserve_transport_zmq.sockets import SHARED, Context, Dealer, Part, Router, body_part
+from tpserve_transport_zmq.sockets import SHARED, Dealer, Part, Router, body_part
 
-__all__ = ["ZmqFanoutReceiver", "ZmqFanoutSender"]
+__all__ = ["HELLO", "PROTOCOL", "READY", "ZmqFanoutReceiver", "ZmqFanoutSender"]
 
-HELLO = b"tpserve zmq fan-out 3: hello"
-READY = b"tpserve zmq fan-out 3: ready"
+PROTOCOL = b"tpserve zmq fan-out 4"
+HELLO = PROTOCOL + b": hello"
+READY = PROTOCOL + b": ready"
+LARGEST = 1 << 10
+"""Bytes of what a follower says: a greeting, and marks."""
 APART = 1 << 63
 """In a header's length: the frames are a part of their own."""
 
@@ -36,23 +40,24 @@ class ZmqFanoutSender(FanoutSender):
         self._options = options
         self._address = address
         self._count = followers
+        self._guests: list[list[bytes]] = [[] for _ in range(followers)]  # each follower's connections, as they came
         self._followers: dict[bytes, int] = {}
         self._window = Window(options.send_buffer, range(followers))
         self._stray = ""
         self._asked = 0
-        self._router = Router(context, address)
+        self._router = Router(context, address, PROTOCOL, LARGEST)
 
     def connect(self, deadline: float) -> None:
         """Hear HELLO from each follower, then answer READY to all."""
         with self._router:
-            while len(self._followers) < self._count:
+            while not all(self._guests):
                 parts = self._router.receive(deadline)
                 if parts is not None:
                     self._welcome(*parts)
                 elif time.monotonic() >= deadline:
-                    came = f"{len(self._followers)} of {self._count} followers came to {self._address}"
+                    came = f"{sum(map(bool, self._guests))} of {self._count} followers came to {self._address}"
                     raise DeadlineExceeded(came + self._stray)
-            self._send_all(READY)
+            self._followers = {self._answer(number): number for number in range(self._count)}
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
@@ -73,10 +78,15 @@ class ZmqFanoutSender(FanoutSender):
         number = next((number for number in range(self._count) if greeting == (HELLO, WORD.pack(number))), None)
         if number is None:
             self._stray = f", and somebody who said {[part[:32] for part in greeting]}"
-        elif number in self._followers.values():
-            raise FrameError(f"a second follower {number} came to {self._address}")
         else:
-            self._followers[name] = number
+            self._guests[number].append(name)
+
+    def _answer(self, follower: int) -> bytes:
+        """Say READY to the first who came as this follower and is still there; the name of that connection."""
+        name = next((name for name in self._guests[follower] if self._router.send(name, READY)), None)
+        if name is None:
+            raise PeerLost(f"follower {follower} of {self._address} has gone")
+        return name
 
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         # Not again and again: a follower that stands still would be sent questions without end.
@@ -118,7 +128,7 @@ class ZmqFanoutReceiver(FanoutReceiver):
         self._came_soon = False
         self._frames: deque[bytes] = deque()
         self._greeting = (HELLO, WORD.pack(follower))
-        self._dealer = Dealer(context, address)
+        self._dealer = Dealer(context, address, PROTOCOL)
 
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""

@@ -10,11 +10,13 @@ import time
 
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost, PipeReceiver, PipeSender
 from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
+from tpserve_transport_zmq.doorkeeper import Context
 from tpserve_transport_zmq.plugin import ZmqOptions
-from tpserve_transport_zmq.sockets import Context, Dealer, Part, Router, body_part
+from tpserve_transport_zmq.sockets import Dealer, Part, Router, body_part
 
-__all__ = ["ZmqPipeReceiver", "ZmqPipeSender"]
+__all__ = ["PROTOCOL", "ZmqPipeReceiver", "ZmqPipeSender"]
 
+PROTOCOL = b"tpserve zmq pipe 2"
 RECEIVER = "receiver"
 PREFIX = struct.Struct("<QQ")
 
@@ -28,7 +30,7 @@ class ZmqPipeSender(PipeSender):
         self._window = Window(options.send_buffer, [RECEIVER])
         self._number = 0
         self._asked = 0
-        self._dealer = Dealer(context, address)
+        self._dealer = Dealer(context, address, PROTOCOL)
 
     def connect(self, deadline: float) -> None:
         """Wait for zmq's handshake: from then on the receiver's socket takes what is sent, read or not."""
@@ -77,7 +79,7 @@ class ZmqPipeReceiver(PipeReceiver):
 
     def __init__(self, context: Context, address: str) -> None:
         self._address = address
-        self._router = Router(context, address)
+        self._router = Router(context, address, PROTOCOL)
         self._numbers: dict[bytes, int] = {}
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:

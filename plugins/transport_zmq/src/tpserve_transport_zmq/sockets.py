@@ -1,7 +1,7 @@
 """The two zmq sockets that links are made of: a ROUTER that binds and a DEALER that connects to it.
 
-Their queues are unbounded because a window of bytes bounds what is in them. So zmq never stops reading a connection,
-and what a peer wrote before it closed always arrives.
+Their queues are unbounded because a window of bytes bounds what is in them, and strangers' messages never get there. So
+zmq never stops reading a connection, and what a peer wrote before it closed always arrives.
 
 When a connection breaks, messages on the wire are lost, and zmq connects again and sends what waits behind them. A
 ROUTER gives each connection a name of its own, so that its owner can tell the second one from the first.
@@ -23,10 +23,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tpserve.api import Closed, TransportError
 from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve_transport_zmq.doorkeeper import Context, introduce, require
 
 __all__ = ["SHARED", "Dealer", "Part", "Router", "body_part"]
 
-Context = zmq.Context[zmq.Socket[bytes]]
 Part = bytes | zmq.Frame
 Message = TypeVar("Message")
 
@@ -90,21 +90,23 @@ class Router(Socket):
     """Binds, and sends to the one of its connections that it names.
 
     Args:
-        context: this process's zmq context.
+        context: this process's zmq context, which has a Doorkeeper.
         address: where to bind.
+        protocol: what those speak who may connect.
+        largest: bytes of a part; who sends a larger one is cut off. Any, if negative.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(self, context: Context, address: str) -> None:
+    def __init__(self, context: Context, address: str, protocol: bytes, largest: int = -1) -> None:
         file = ipc_path(address) if check_address(address).startswith("ipc://") else None
         if file is not None:
             free_path(file)  # zmq itself takes the path of a living socket away
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # With a domain, though nobody is asked about it, zmq refuses its oldest protocol: any bytes pass for that.
-        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"tpserve")
+        self._socket.setsockopt(zmq.MAXMSGSIZE, largest)
+        require(self._socket, protocol)
         self._departures: zmq.Socket[bytes] | None = None
         self._in_doubt = False
         self._file: Path | None = None
@@ -169,15 +171,17 @@ class Dealer(Socket):
     Args:
         context: this process's zmq context.
         address: where to connect; the Router may come later.
+        protocol: what the Router speaks.
 
     Raises:
         TransportError: the address is malformed.
     """
 
-    def __init__(self, context: Context, address: str) -> None:
+    def __init__(self, context: Context, address: str, protocol: bytes) -> None:
         check_address(address)
         super().__init__(context, zmq.DEALER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        introduce(self._socket, protocol)
         self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._connected = False
         self._lost = False
