@@ -1,12 +1,14 @@
-"""Whoever comes to a port may send what he likes: an error says so, and never one that nobody expects."""
+"""Strangers make nobody fail; what an end of our own says wrongly is an error, and never one that nobody expects."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pynng
 import pytest
@@ -14,11 +16,13 @@ import pytest
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
+from tpserve_transport_nng import pipe
 from tpserve_transport_nng.fanout import HELLO, READY
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.transport import NngTransport
 
 FRAMES = [b"-" * 400] * 8
+NONSENSE = [b"nonsense", b"", bytes(16), bytes(9) + b"frame", pipe.PREFIX.pack(0, True) + b"frame", bytes(1 << 20)]
 NO_MARKS = [b"x", b"1234567", WORD.pack(0), WORD.pack(1 << 40), b"x" * 9]
 
 
@@ -39,6 +43,19 @@ def transport() -> Iterator[NngTransport]:
 
 def soon() -> float:
     return time.monotonic() + 30
+
+
+@contextmanager
+def nonsense(kind: Any, address: str) -> Iterator[None]:
+    """Strangers with sockets of this kind, who come and say all of that; and stay."""
+    with ExitStack() as guests:
+        for message in NONSENSE:
+            guest = guests.enter_context(kind(send_timeout=100))
+            guest.dial(address)
+            with suppress(pynng.Timeout):  # it was turned away already
+                guest.send(message)
+        time.sleep(0.2)
+        yield
 
 
 @pytest.mark.parametrize("greeting", [b"x", b"", READY])
@@ -109,12 +126,31 @@ def test_a_sender_takes_marks_only(transport: NngTransport, port: int, mark: byt
 
 @pytest.mark.parametrize("message", [b"", b"x", b"12345678"])
 def test_a_receiver_takes_messages_only(transport: NngTransport, port: int, message: bytes) -> None:
+    """Of who has said HELLO."""
     receiver = transport.pipe_receiver(f"tcp://127.0.0.1:{port}")
-    with pynng.Pair1(dial=f"tcp://127.0.0.1:{port}") as stranger:
-        stranger.send(message)
+    with pynng.Pair1(dial=f"tcp://127.0.0.1:{port}") as sender:
+        sender.send(pipe.HELLO)
+        sender.send(message)
 
         with pytest.raises(FrameError):
             receiver.recv_many(1, 1000, soon())
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.5])
+def test_strangers_with_sockets_of_nng_make_no_receiver_fail(
+    transport: NngTransport, port: int, patience: float
+) -> None:
+    """Whatever they say, and though they come again when they are turned away; they may have left before it is read."""
+    address = f"tcp://127.0.0.1:{port}"
+    receiver = transport.pipe_receiver(address)
+    with nonsense(pynng.Pair1, address):
+        assert receiver.recv_many(10, 1 << 20, patience and time.monotonic() + patience) == []
+        sender = transport.pipe_sender(address)
+        sender.connect(soon())
+        for number in range(3):
+            with nonsense(pynng.Pair1, address):
+                sender.send(b"%d" % number, soon())
+            assert receiver.recv_many(10, 1 << 20, soon()) == [b"%d" % number]
 
 
 def test_a_pair_that_is_taken_is_not_lost_when_a_stranger_knocks(transport: NngTransport, port: int) -> None:

@@ -3,13 +3,15 @@
 push/pull has no way back, and a sender could not know how far it is ahead in bytes. Pair1 answers whom it likes; what
 it sends may be dropped, so marks are asked for again, but what it receives never is.
 
-A message is a mark for the window of bytes, whether a frame follows, and the frame.
+A sender says HELLO, and then messages: a mark for the window of bytes, whether a frame follows, and the frame. Who says
+anything else first is a stranger, and cut off.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+from typing import Any
 
 import pynng
 
@@ -19,10 +21,13 @@ from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
 
-__all__ = ["NngPipeReceiver", "NngPipeSender"]
+__all__ = ["HELLO", "NngPipeReceiver", "NngPipeSender"]
 
+HELLO = b"tpserve nng pipe 2: hello"
 RECEIVER = "receiver"
 PREFIX = struct.Struct("<Q?")
+NUISANCE = 0.05
+"""Seconds that a call which is not to wait may spend on strangers."""
 
 
 class NngPipeSender(PipeSender):
@@ -35,11 +40,12 @@ class NngPipeSender(PipeSender):
         self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}", listen=False)
 
     def connect(self, deadline: float) -> None:
-        """Wait for nng's handshake: from then on the receiver's socket takes what is sent, read or not."""
+        """Wait for nng's handshake, and say HELLO: the receiver's socket takes what is sent, read or not."""
         self._pair.dial(deadline)
         while not self._pair.connected(deadline):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no receiver came to {self._address}")
+        self._pair.send(HELLO, deadline)
 
     def send(self, frame: bytes, deadline: float) -> None:
         """Send one frame."""
@@ -73,6 +79,7 @@ class NngPipeReceiver(PipeReceiver):
 
     def __init__(self, address: str) -> None:
         self._socket = ManySocket(check_address(address))
+        self._senders: set[int] = set()
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""
@@ -91,6 +98,7 @@ class NngPipeReceiver(PipeReceiver):
         self._socket.close()
 
     def _next(self, deadline: float) -> bytes | None:
+        end = max(deadline, time.monotonic() + NUISANCE)
         while True:
             message = self._socket.receive_message(deadline)
             if message is None:
@@ -100,6 +108,10 @@ class NngPipeReceiver(PipeReceiver):
             data: bytes = message.bytes
             if data == FILLER:
                 continue
+            if not self._is_from_sender(message, data):
+                if time.monotonic() >= end:
+                    return None
+                continue
             if len(data) < PREFIX.size:
                 raise FrameError(f"a message of {len(data)} bytes at {self._socket.address}")
             mark, has_frame = PREFIX.unpack_from(data)
@@ -107,3 +119,14 @@ class NngPipeReceiver(PipeReceiver):
                 self._socket.answer(message, WORD.pack(mark))
             if has_frame:
                 return data[PREFIX.size :]
+
+    def _is_from_sender(self, message: Any, data: bytes) -> bool:
+        """Whether a message comes over a connection that has said HELLO; another one is closed."""
+        connection = self._socket.connection(message)
+        if connection in self._senders:
+            return True
+        if data == HELLO:
+            self._senders.add(connection)
+        else:
+            self._socket.turn_away(message)
+        return False

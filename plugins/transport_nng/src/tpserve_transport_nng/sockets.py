@@ -268,6 +268,16 @@ class ManySocket(Socket):
         super().__init__(socket, address)
         self._listen()
 
+    def connection(self, message: Any) -> int:
+        """The number of the connection that a message came over, which may have gone; no two have the same."""
+        return int(message.pipe.id) if message.pipe is not None else 0
+
+    def turn_away(self, message: Any) -> None:
+        """Close the connection that a message came over."""
+        if message.pipe is not None:
+            with contextlib.suppress(pynng.NNGException):  # it has gone
+                message.pipe.close()
+
     def answer(self, message: Any, data: bytes) -> None:
         """Send to where a message came from, if that is still there. nng drops it when too much waits there."""
         if message.pipe is not None:
