@@ -17,7 +17,7 @@ from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_nng import pipe
-from tpserve_transport_nng.fanout import HELLO, READY
+from tpserve_transport_nng.fanout import HELLO, LARGEST, READY
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.transport import NngTransport
 
@@ -72,6 +72,57 @@ def test_a_leader_turns_away_who_is_no_follower(transport: NngTransport, port: i
         connecting = Task(transport.fanout_receiver(address, 0, 1).connect, soon())
         leader.connect(soon())
         connecting.result()
+
+
+def test_strangers_with_sockets_of_nng_hold_no_follower_up(transport: NngTransport, port: int) -> None:
+    """They come before the join, meanwhile, and when frames are under way and the window is full."""
+    leader = transport.fanout_sender(f"tcp://127.0.0.1:{port}", 2)
+    place = f"tcp://127.0.0.1:{port + 1}"
+    leading = Task(leader.connect, soon())
+    followers = [transport.fanout_receiver(f"tcp://127.0.0.1:{port}", number, 2) for number in range(2)]
+    with nonsense(pynng.Pair0, place):
+        joining = [Task(followers[0].connect, soon())]
+        with nonsense(pynng.Pair0, place):
+            joining.append(Task(followers[1].connect, soon()))
+            for task in (leading, *joining):
+                task.result()
+        sending = Task(leader.send_many, FRAMES, soon())
+        with nonsense(pynng.Pair0, place):
+            reading = [Task(end.recv_many, len(FRAMES), soon()) for end in followers]
+            assert [task.result() for task in reading] == [FRAMES] * 2
+        sending.result()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_silent_stranger_with_a_socket_of_nng_takes_nobodys_place(
+    transport: NngTransport, port: int, count: int
+) -> None:
+    """Though it comes again when it is turned away; and a follower that was turned away for it says nothing twice."""
+    address = f"tcp://127.0.0.1:{port}"
+    leader = transport.fanout_sender(address, 1)
+    follower = transport.fanout_receiver(address, 0, 1)
+    with ExitStack() as guests:
+        for _ in range(count):
+            guests.enter_context(pynng.Pair0()).dial(address, block=False)
+        time.sleep(0.2)
+        tasks = [Task(end.connect, soon()) for end in (leader, follower)]
+        for task in tasks:
+            task.result()
+        sending = Task(leader.send_many, FRAMES, soon())
+        assert follower.recv_many(len(FRAMES), soon()) == FRAMES
+        sending.result()
+
+
+def test_a_follower_that_says_too_much_is_cut_off(transport: NngTransport, port: int) -> None:
+    leader = transport.fanout_sender(f"tcp://127.0.0.1:{port}", 1)
+    with pynng.Pair0(dial=f"tcp://127.0.0.1:{port}") as stranger:
+        stranger.send(HELLO)
+        leader.connect(soon())
+        stranger.send(bytes(LARGEST + 1))
+        time.sleep(0.3)
+
+        with pytest.raises(PeerLost):
+            leader.send_many(FRAMES[:1], soon())
 
 
 def test_a_leader_lets_a_follower_in_where_somebody_was(transport: NngTransport, port: int) -> None:

@@ -29,6 +29,8 @@ __all__ = ["NngFanoutReceiver", "NngFanoutSender"]
 HELLO = b"tpserve nng fan-out 1: hello"
 READY = b"tpserve nng fan-out 1: ready"
 LARGE = 64 << 10
+LARGEST = 1 << 10
+"""Bytes of what a follower says: a greeting, and marks."""
 
 
 class NngFanoutSender(FanoutSender):
@@ -44,7 +46,7 @@ class NngFanoutSender(FanoutSender):
         try:
             for follower, place in enumerate(places):
                 peer = f"follower {follower} of {address}"
-                self._pairs.append(PairSocket(pynng.Pair0(), place, peer, listen=True))
+                self._pairs.append(PairSocket(pynng.Pair0(), place, peer, listen=True, largest=LARGEST))
         except BaseException:
             self.close()
             raise
@@ -75,17 +77,20 @@ class NngFanoutSender(FanoutSender):
             pair.close()
 
     def _hears(self, pair: PairSocket, deadline: float) -> bool:
-        """Whether a follower says HELLO by the deadline; who says something else, or leaves, is forgotten."""
+        """Whether a follower says HELLO by the deadline; who says something else, or nothing, makes way for others."""
         while True:
             message = pair.receive_message(deadline)
-            if message is None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline and (message is None or message.bytes != HELLO):
                 return False
-            if message is None or message.pipe is None:  # who said it has gone
-                continue
-            if message.bytes == HELLO and pair.settle():
+            if message is None:
+                if pair.is_hushed:
+                    self._stray = ", and somebody who said nothing"
+                    pair.turn_away()
+            elif message.bytes != HELLO:
+                self._stray = f", and somebody who said {message.bytes[:32]!r}"
+                pair.turn_away()
+            elif message.pipe is not None and pair.settle(message.pipe.id):  # otherwise who said it has gone
                 return True
-            self._stray = f", and somebody who said {message.bytes[:32]!r}"
-            pair.turn_away()
 
     def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
         """Send a message to one follower; while that does not read, see that all are still there."""
@@ -100,6 +105,8 @@ class NngFanoutSender(FanoutSender):
             follower = self._window.slowest
             assert isinstance(follower, int)
             mark = self._pairs[follower].receive(deadline)
+            if mark == HELLO:  # said once more to be heard, as somebody else had been there
+                continue
             if mark is not None:
                 self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
@@ -130,8 +137,10 @@ class NngFanoutReceiver(FanoutReceiver):
     def connect(self, deadline: float) -> None:
         """Say HELLO and wait for READY."""
         self._pair.dial(deadline)
-        self._pair.send(HELLO, deadline)
-        greeting = _receive(self._pair, deadline, "no leader answered")
+        while (greeting := self._greet(deadline)) is None:
+            if not self._pair.has_listener(deadline):
+                self._pair.lose()
+                self._pair.check_peer()
         if greeting != READY:
             raise FrameError(f"expected a leader's greeting at {self._pair.address}, found {greeting[:32]!r}")
 
@@ -144,6 +153,27 @@ class NngFanoutReceiver(FanoutReceiver):
     def close(self) -> None:
         """Close the socket."""
         self._pair.close()
+
+    def _greet(self, deadline: float) -> bytes | None:
+        """Say HELLO, and what is answered; None if this end was turned away: somebody else is there."""
+        while not (self._pair.connected(deadline) and (connection := self._pair.connection)):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"nobody let this follower in, at {self._pair.address}")
+            if not self._pair.has_listener(deadline):
+                return None
+        self._pair.send(HELLO, deadline)
+        while True:
+            is_there = self._pair.connection == connection
+            answer = self._pair.receive(deadline if is_there else 0)  # what came before it broke is still to be had
+            if answer is not None and answer != FILLER:
+                break
+            if answer is None and not is_there:
+                return None
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"no leader answered, at {self._pair.address}")
+        if not self._pair.settle(connection):
+            self._pair.lose()
+        return answer
 
     def _take(self, message: bytes) -> None:
         if self._header:

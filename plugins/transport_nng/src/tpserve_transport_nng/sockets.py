@@ -10,7 +10,8 @@ listens, which takes a few microseconds, and lets nng connect when that is so.
 
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
 one end of a pair takes a single connection and turns away every other; and who has dialled dials no more once he has
-seen that, for another leader may come, whose pair would be taken by a follower of the one before.
+seen that, for another leader may come, whose pair would be taken by a follower of the one before. That is so once an
+end is *settled*: until then a stranger may have the pair, so that others are turned away and come again.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -23,7 +24,7 @@ import math
 import socket as kernel
 import time
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Lock
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ FILLER = b"-"
 # How late a call that waits notices that its peer has gone.
 SLICE = 0.2
 ATTEMPTS = 0.02
+HUSH = 0.5  # who has said nothing for so long is no follower, or slow and comes again
 RECONNECT = 20
 LONGEST_RECONNECT = 1000
 SEND_QUEUE = 16
@@ -49,10 +51,10 @@ RECEIVE_QUEUE = 8192
 class Socket:
     """What both have. nng allows :meth:`close` from another thread, and wakes who waits."""
 
-    def __init__(self, socket: Any, address: str) -> None:
+    def __init__(self, socket: Any, address: str, largest: int = 0) -> None:
         self.address = address
         self._socket = socket
-        self._socket.recv_max_size = 0
+        self._socket.recv_max_size = largest
         self._socket.recv_buffer_size = RECEIVE_QUEUE
         self._socket.send_buffer_size = SEND_QUEUE
         self._timeouts = {"recv_timeout": -1, "send_timeout": -1}
@@ -104,18 +106,24 @@ class PairSocket(Socket):
         address: where to listen or dial.
         peer: what errors call the other end.
         listen: take the address; otherwise :meth:`dial` comes first.
+        largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
+        is_settled: the first connection is the one; otherwise :meth:`settle` comes first.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(self, socket: Any, address: str, peer: str, listen: bool) -> None:
-        super().__init__(socket, address)
+    def __init__(
+        self, socket: Any, address: str, peer: str, listen: bool, largest: int = 0, is_settled: bool = False
+    ) -> None:
+        super().__init__(socket, address, largest)
         self.peer = peer
         self._dialer: Any = None
         self._has_hung_up = False
-        self._was_taken = False
-        self._is_settled = not listen
+        self._connection = 0
+        self._since = 0.0
+        self._is_settled = is_settled
+        self._lock = Lock()
         self._came = Event()
         self._left = Event()
         socket.add_pre_pipe_connect_cb(self._take_first)
@@ -135,7 +143,7 @@ class PairSocket(Socket):
         """
         if self._dialer is not None:
             return
-        while not self._has_listener(deadline):
+        while not self.has_listener(deadline):
             if self._closed:
                 raise Closed("the link was closed")
             if time.monotonic() >= deadline:
@@ -148,8 +156,30 @@ class PairSocket(Socket):
         except pynng.NNGException as error:
             raise TransportError(f"cannot dial {self.address}: {error}") from error
 
+    def has_listener(self, deadline: float) -> bool:
+        """Whether somebody listens where this end dials."""
+        if not self.address.startswith("ipc://"):
+            parts = urlsplit(self.address)
+            try:
+                kernel.create_connection((parts.hostname, parts.port), max(ATTEMPTS, _seconds(deadline))).close()
+            except OSError:
+                return False
+            return True
+        with kernel.socket(kernel.AF_UNIX, kernel.SOCK_DGRAM) as probe:
+            # A stream socket that is alive refuses one of another type in other words, and hears nothing of it.
+            try:
+                return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
+            except OSError as error:
+                raise TransportError(f"cannot dial {self.address}: {error}") from error
+
     def connected(self, deadline: float) -> bool:
-        """Whether the peer has come; waits for it, at most for a slice of the time until the deadline."""
+        """Whether the peer has come; waits for it, at most for a slice of the time until the deadline.
+
+        Raises:
+            Closed: :meth:`close` was called.
+        """
+        if self._closed:
+            raise Closed("the link was closed")
         return self._came.wait(_seconds(deadline))
 
     @property
@@ -174,11 +204,26 @@ class PairSocket(Socket):
             with contextlib.suppress(pynng.NNGException):  # it has left
                 pipe.close()
 
-    def settle(self) -> bool:
-        """Say of an end that listens that its peer has come, and no other is to; False if that has gone already."""
-        self._is_settled = True
-        self._is_settled = self._was_taken
+    @property
+    def connection(self) -> int:
+        """The number of the connection that is there; 0 if there is none."""
+        return self._connection
+
+    @property
+    def is_hushed(self) -> bool:
+        """Whether somebody is there for longer than a greeting takes."""
+        return self._connection != 0 and time.monotonic() >= self._since + HUSH
+
+    def settle(self, connection: int) -> bool:
+        """Say that the peer has come, over this connection, and no other is to; False if that has gone already."""
+        with self._lock:
+            self._is_settled = self._connection == connection != 0
         return self._is_settled
+
+    def lose(self) -> None:
+        """Say that the peer has gone, and no other is to come."""
+        self._is_settled = True
+        self._left.set()
 
     def receive(self, deadline: float) -> bytes | None:
         """The same, as bytes."""
@@ -223,34 +268,21 @@ class PairSocket(Socket):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
-    def _has_listener(self, deadline: float) -> bool:
-        if not self.address.startswith("ipc://"):
-            parts = urlsplit(self.address)
-            try:
-                kernel.create_connection((parts.hostname, parts.port), max(ATTEMPTS, _seconds(deadline))).close()
-            except OSError:
-                return False
-            return True
-        with kernel.socket(kernel.AF_UNIX, kernel.SOCK_DGRAM) as probe:
-            # A stream socket that is alive refuses one of another type in other words, and hears nothing of it.
-            try:
-                return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
-            except OSError as error:
-                raise TransportError(f"cannot dial {self.address}: {error}") from error
-
     def _leave(self) -> None:
         """The connection has ended, or this end is being closed."""
-        if not self._is_settled:
+        with self._lock:
+            if self._is_settled:
+                self._left.set()
+                return
             self._came.clear()
-            self._was_taken = False
-            return
-        self._left.set()
+            self._connection = 0
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
-        if self._was_taken:
+        if self._connection:
             pipe.close()
-        self._was_taken = True
+            return
+        self._since, self._connection = time.monotonic(), int(pipe.id)
 
 
 class ManySocket(Socket):
