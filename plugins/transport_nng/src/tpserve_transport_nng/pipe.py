@@ -80,6 +80,7 @@ class NngPipeReceiver(PipeReceiver):
     def __init__(self, address: str) -> None:
         self._socket = ManySocket(check_address(address))
         self._senders: set[int] = set()
+        self._latest: Any = self  # nng's connection with a sender, as it is asked for again and again; none yet
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""
@@ -98,7 +99,7 @@ class NngPipeReceiver(PipeReceiver):
         self._socket.close()
 
     def _next(self, deadline: float) -> bytes | None:
-        end = max(deadline, time.monotonic() + NUISANCE)
+        end = 0.0
         while True:
             message = self._socket.receive_message(deadline)
             if message is None:
@@ -108,7 +109,8 @@ class NngPipeReceiver(PipeReceiver):
             data: bytes = message.bytes
             if data == FILLER:
                 continue
-            if not self._is_from_sender(message, data):
+            if message.pipe is not self._latest and not self._is_from_sender(message, data):
+                end = end or max(deadline, time.monotonic() + NUISANCE)
                 if time.monotonic() >= end:
                     return None
                 continue
@@ -124,6 +126,7 @@ class NngPipeReceiver(PipeReceiver):
         """Whether a message comes over a connection that has said HELLO; another one is closed."""
         connection = self._socket.connection(message)
         if connection in self._senders:
+            self._latest = message.pipe
             return True
         if data == HELLO:
             self._senders.add(connection)
