@@ -24,7 +24,8 @@ private directory that the launcher makes and removes; an implementation may put
 as prefix, and removes them on close. With ``tcp`` it may use the ports that follow, one for each follower. An address
 that is malformed is an error; so is one where a leader waits, or a receiver is, to another. What a killed process left
 is not; and what is there and is not the implementation's own is never removed or written to.
-An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile.
+An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile: a
+call that waits then ends with :class:`~tpserve.api.errors.Closed`.
 
 :mod:`tpserve.api.flow` and :mod:`tpserve.api.addresses` have help for implementations, :mod:`tpserve.testing.transport`
 tests them.
@@ -48,7 +49,10 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release every descriptor, file and thread of this end. May be called twice."""
+        """Release every descriptor, file and thread of this end, connected or not.
+
+        May be called twice: the second time it touches nothing, for the address may be somebody else's by then.
+        """
 
     def __enter__(self) -> Self:
         return self

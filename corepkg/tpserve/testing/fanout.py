@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -9,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
+from tpserve.api import Closed, DeadlineExceeded, FanoutReceiver, PeerLost, TransportError
 from tpserve.testing.lab import (
     SLACK,
     Lab,
@@ -23,12 +24,15 @@ from tpserve.testing.lab import (
     see_soon_after,
     send_to_the_dead,
     soon,
+    wake,
 )
 from tpserve.testing.links import (
     ALL_SCHEMES,
+    BRIEFLY,
     CHUNK,
     EDGES,
     LARGE,
+    LONG,
     MANY,
     MEGABYTE,
     UNBOUNDED,
@@ -85,6 +89,15 @@ class FanoutContract(LinkContract):
             leader.send_many(batch, soon())
         for task in reading:
             task.result()
+
+    def test_a_long_run_of_frames_arrives_once_and_in_order(self, lab: Lab, fanout: None) -> None:
+        """More than 16 bits count, in large calls."""
+        leader, follower = fan_out(lab, 1)
+        frames = [numbered(number, 8) for number in range(LONG)]
+        reading = Task(take_numbered, partial(follower.recv_many, MANY), LONG)
+        for start in range(0, LONG, MANY):
+            leader.send_many(frames[start : start + MANY], soon())
+        reading.result()
 
     @pytest.mark.slow
     def test_a_frame_of_64_mb(self, lab: Lab, fanout: None) -> None:
@@ -226,15 +239,18 @@ class FanoutContract(LinkContract):
             follower.recv_many(1, soon())
         leading.result()
 
-    def test_a_follower_that_closes_is_an_error_at_the_leader(self, lab: Lab, fanout: None) -> None:
-        """PeerLost, not a deadline."""
-        leader, staying, leaving = fan_out(lab, 2)
-        reading = Task(read_on, staying)
-        leaving.close()
+    @pytest.mark.parametrize("leaving", range(4))
+    def test_a_follower_that_closes_is_an_error_at_the_leader(self, lab: Lab, fanout: None, leaving: int) -> None:
+        """Whichever of four it is: PeerLost, not a deadline."""
+        leader, *ends = fan_out(lab, 4)
+        left = ends.pop(leaving)
+        reading = [Task(_read_and_close, end) for end in ends]
+        left.close()
         with pytest.raises(PeerLost):
             send_until_error(lambda frame: leader.send_many([frame], soon()), pause=0.01)
         leader.close()
-        assert isinstance(reading.result(), PeerLost)
+        for task in reading:
+            assert isinstance(task.result(), PeerLost)
 
     def test_ends_of_a_fan_out_close_twice_and_are_then_closed(self, lab: Lab, fanout: None) -> None:
         """And a call after that says so."""
@@ -246,6 +262,39 @@ class FanoutContract(LinkContract):
             leader.send_many([b"late"], soon())
         with pytest.raises(Closed):
             follower.recv_many(1, soon())
+
+    def test_closing_wakes_a_follower_that_waits(self, lab: Lab, fanout: None) -> None:
+        """From another thread, as a process that stops does it: for a frame, and for a leader."""
+        _leader, follower = fan_out(lab, 1)
+        assert wake(lambda: follower.recv_many(1, math.inf), follower.close)
+        alone = lab.transport().fanout_receiver(lab.address(), 0, 1)
+        assert wake(lambda: alone.connect(math.inf), alone.close)
+
+    def test_closing_wakes_a_leader_that_waits(self, lab: Lab, fanout: None) -> None:
+        """From another thread: for followers, and for room, which nobody makes any more."""
+        alone = lab.transport().fanout_sender(lab.address(), 1)
+        assert wake(lambda: alone.connect(math.inf), alone.close)
+        leader, follower = fan_out(lab, 1)
+        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
+        stream.stand_still(BRIEFLY)
+        closing = Task(leader.close)
+        with pytest.raises(Closed):
+            stream.sending.result()
+        follower.close()
+        closing.result()
+
+    @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
+    def test_a_leader_that_closes_again_leaves_the_next_one_alone(self, lab: Lab, fanout: None) -> None:
+        """Who has its address now, and still lets followers in."""
+        address = lab.address()
+        first = lab.transport().fanout_sender(address, 1)
+        first.close()
+        leader = lab.transport().fanout_sender(address, 1)
+        first.close()
+        follower = lab.transport().fanout_receiver(address, 0, 1)
+        joining = Task(follower.connect, soon())
+        leader.connect(soon())
+        joining.result()
 
     @pytest.mark.slow
     def test_a_stopped_follower_gets_a_burst_later(self, lab: Lab, processes: None, fanout: None) -> None:
@@ -364,3 +413,9 @@ class FanoutContract(LinkContract):
                 follower.recv_many(1, time.monotonic() + 1)
 
         assert burnt_cpu(wait) < 0.1
+
+
+def _read_and_close(end: FanoutReceiver) -> TransportError:
+    """Read until there is an error, which is returned, and close then, as is all that can be done."""
+    with end:
+        return read_on(end)

@@ -25,9 +25,11 @@ from tpserve.testing.processes import Child, number_of, numbered
 
 __all__ = [
     "ALL_SCHEMES",
+    "BRIEFLY",
     "CHUNK",
     "EDGES",
     "LARGE",
+    "LONG",
     "MANY",
     "MEGABYTE",
     "UNBOUNDED",
@@ -54,6 +56,9 @@ __all__ = [
 MANY, CHUNK = 5000, 50
 """Frames of a longer test, and how many are taken at a time."""
 
+LONG = 70_000
+"""Frames of the longest: more than 16 bits count."""
+
 MEGABYTE = 1 << 20
 LARGE = (5, 9, 17, 33, 64, 64)
 """Megabytes of large frames."""
@@ -70,6 +75,9 @@ UNCOUNTED = 1 << 24
 BURST_SIZE, BATCH = 4096, 5
 STANDSTILL = 0.4
 """Seconds after which a sender that has not moved waits for room."""
+
+BRIEFLY = 0.1
+"""And after which it does so most likely, where nothing hangs on it."""
 
 Item = TypeVar("Item")
 
@@ -233,12 +241,12 @@ class Stream:
         self._last: float = math.inf
         self.sending = Task(self._send_on)
 
-    def stand_still(self) -> int:
-        """Wait until the sender waits for room; how many it has got ahead."""
+    def stand_still(self, pause: float = STANDSTILL) -> int:
+        """Wait until the sender waits for room, and moves for so many seconds no more; how many it has got ahead."""
         seen = -1
         while seen < self.sent < self._most:
             seen = self.sent
-            time.sleep(STANDSTILL)
+            time.sleep(pause)
         if self.sent >= self._most:
             self._last = 0
             pytest.fail(f"a sender got {self.sent} ahead and does not wait")

@@ -27,12 +27,15 @@ from tpserve.testing.lab import (
 )
 from tpserve.testing.links import (
     ALL_SCHEMES,
+    BRIEFLY,
     CHUNK,
     EDGES,
     LARGE,
     MANY,
     MEGABYTE,
+    UNBOUNDED,
     LinkContract,
+    Stream,
     burst_at_a_standstill,
     difference,
     overrun,
@@ -219,6 +222,32 @@ class PipeContract(LinkContract):
         """From another thread, as a process that stops does it."""
         receiver, _sender = pipe(lab, 1)
         assert wake(lambda: receiver.recv_many(1, 1, math.inf), receiver.close)
+
+    def test_closing_wakes_a_sender_that_waits(self, lab: Lab, pipes: None) -> None:
+        """From another thread: for a receiver, and for room, which nobody makes any more."""
+        alone = lab.transport().pipe_sender(lab.address())
+        assert wake(lambda: alone.connect(math.inf), alone.close)
+        receiver, sender = pipe(lab, 1)
+        stream = Stream(lambda number: sender.send(numbered(number, MEGABYTE), soon()), UNBOUNDED // MEGABYTE)
+        stream.stand_still(BRIEFLY)
+        closing = Task(sender.close)
+        with pytest.raises(Closed):
+            stream.sending.result()
+        receiver.close()
+        closing.result()
+
+    @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
+    def test_a_receiver_that_closes_again_leaves_the_next_one_alone(self, lab: Lab, pipes: None) -> None:
+        """Who has its address now, and still lets senders in."""
+        address = lab.address()
+        first = lab.transport().pipe_receiver(address)
+        first.close()
+        receiver = lab.transport().pipe_receiver(address)
+        first.close()
+        sender = lab.transport().pipe_sender(address)
+        sender.connect(soon())
+        sender.send(b"first", soon())
+        assert receiver.recv_many(1, 1, soon()) == [b"first"]
 
     def test_ends_of_a_pipe_close_twice_and_are_then_closed(self, lab: Lab, pipes: None) -> None:
         """And a call after that says so."""

@@ -22,7 +22,7 @@ from tpserve.api import (
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, soon
 from tpserve.testing.links import difference
-from tpserve.testing.processes import PATIENCE, Child, fanout_end, load
+from tpserve.testing.processes import Child, fanout_end, load
 
 __all__ = ["Group", "announce_until_error", "hear_until_error", "hear_until_heartbeat", "numbered", "take_rounds"]
 
@@ -159,11 +159,11 @@ def hear_until_heartbeat(follower: Sync) -> list[Announcement]:
     return heard
 
 
-def announce_until_error(leader: Sync, patience: float = PATIENCE) -> None:
+def announce_until_error(leader: Sync, patience: float | None = None) -> None:
     """Announce for as long as it goes, a thousand times a second."""
     end = soon()
     number = 0
     while time.monotonic() < end:
-        leader.announce(numbered(number), time.monotonic() + patience)
+        leader.announce(numbered(number), soon() if patience is None else time.monotonic() + patience)
         number += 1
         time.sleep(0.001)

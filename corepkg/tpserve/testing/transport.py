@@ -7,8 +7,9 @@ class TestMine(TransportContract):
 
 Every guarantee of :mod:`tpserve.api.transport` is tried, in the situations that the tests name: in threads, each with a
 transport of its own as if it were a process, and, where the transport reaches that far, in processes that are stopped
-and killed. Passing proves no more than that: up to four followers, frames up to 64 MB, runs of seconds. And not tried
-is that frames of one send travel together: ``tpserve bench transport`` measures what they cost.
+and killed. Passing proves no more than that: up to four followers, frames up to 64 MB, 70,000 by one link, runs of
+seconds. Not tried are waits that take longer, such as one without a deadline (``math.inf``) that ends all the same
+after 20 seconds; nor that frames of one send travel together: ``tpserve bench transport`` measures what they cost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tpserve.sync.inband import InbandSync
 from tpserve.testing.doors import LinkDoorContract
 from tpserve.testing.fanout import FanoutContract
 from tpserve.testing.lab import LOOPBACK, Lab, Task, leaks_files, leaks_names, refused, soon
-from tpserve.testing.links import fan_out, pipe
+from tpserve.testing.links import ends_of, fan_out, pipe
 from tpserve.testing.pipes import PipeContract
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
 
@@ -210,7 +211,7 @@ def _makers(lab: Lab, address: str, offered: bool) -> list[Callable[[], Any]]:
 
 
 def _use_fanout(lab: Lab) -> None:
-    """Send and receive, wait in vain for a frame, and for a leader."""
+    """Send and receive, wait in vain for a frame, for a leader, and for the second of two followers."""
     leader, follower = fan_out(lab, 1)
     for _ in range(10):
         leader.send_many([b"frame"], soon())
@@ -219,6 +220,12 @@ def _use_fanout(lab: Lab) -> None:
         follower.recv_many(1, time.monotonic() + 0.05)
     with pytest.raises(DeadlineExceeded):
         lab.transport().fanout_receiver(lab.address(), 0, 1).connect(time.monotonic() + 0.05)
+    leader, present, _absent = ends_of(lab, 2)
+    joining = Task(present.connect, time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        leader.connect(time.monotonic() + 0.05)
+    with pytest.raises(TransportError):
+        joining.result()
 
 
 def _use_pipe(lab: Lab) -> None:

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tpserve.api import FanoutReceiver, FanoutSender, PipeReceiver, PipeSender
+from tpserve.api import Closed, FanoutReceiver, FanoutSender, PipeReceiver, PipeSender
 from tpserve.testing import lab
 
 LATE = 3.0
@@ -111,6 +111,38 @@ class SeldomLosingSender(Sender):
     def send_one(self, frame, deadline):
         if self.sent % 1000 != 999:
             super().send_one(frame, deadline)
+
+
+class WrappingSender(Sender):
+    """Loses the frame that its count of 16 bits cannot tell from none."""
+
+    def send_many(self, frames, deadline):
+        last = (1 << 16) - 1 - self.sent
+        self.sent += len(frames)
+        self.sender.send_many([*frames[:last], *frames[last + 1 :]] if last >= 0 else frames, deadline)
+
+
+class BareSender(Sender):
+    """Says in its library's words that it was closed."""
+
+    def send_one(self, frame, deadline):
+        try:
+            super().send_one(frame, deadline)
+        except Closed as error:
+            raise OSError("bad file descriptor") from error
+
+
+class LitteringSender(Sender):
+    """Removes its file if all have come."""
+
+    def __init__(self, sender, file):
+        super().__init__(sender)
+        self.file = file
+        file.touch()
+
+    def connect(self, deadline):
+        super().connect(deadline)
+        self.file.unlink()
 
 
 class DoublingSender(Sender):
@@ -253,6 +285,15 @@ class EagerReceiver(PollingReceiver):
         return taken
 
 
+class DeafReceiver(PollingReceiver):
+    """Cannot be woken, and is closed later."""
+
+    def recv_many(self, count, deadline):
+        return self.receiver.recv_many(count, deadline)
+
+    def close(self): ...
+
+
 class SleepyReceiver(PipeReceiver):
     """Cannot be woken."""
 
@@ -302,6 +343,16 @@ class CarelessSender(PipeSender):
 
     def close(self) -> None:
         self.sender.close()
+
+
+class BarePipeSender(CarelessSender):
+    """Says in its library's words that it was closed."""
+
+    def send(self, frame, deadline):
+        try:
+            self.sender.send(frame, deadline)
+        except Closed as error:
+            raise OSError("bad file descriptor") from error
 
 
 class SeldomLosingPipeSender(CarelessSender):

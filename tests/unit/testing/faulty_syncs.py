@@ -8,7 +8,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from tpserve.api import Announcement, NoOptions, PeerLost, SyncSpec
+from tpserve.api import Announcement, DeadlineExceeded, NoOptions, PeerLost, SyncSpec
 from tpserve.sync.gloo import GlooSync
 from tpserve.sync.inband import InbandSync
 from tpserve.sync.options import ShmOptions
@@ -27,6 +27,14 @@ class Sound(ShmSync):
 class Losing(ShmSync):
     def announce(self, announcement, deadline):
         if announcement.round != 100:
+            super().announce(announcement, deadline)
+
+
+class SeldomLosing(ShmSync):
+    """One in three thousand."""
+
+    def announce(self, announcement, deadline):
+        if announcement.round != 2999:
             super().announce(announcement, deadline)
 
 
@@ -69,6 +77,14 @@ class ShortFirstFrame(ShmSync):
 
     def announce(self, announcement, deadline):
         super().announce(replace(announcement, first_frame=announcement.first_frame & 0xFF_FFFF_FFFF), deadline)
+
+
+class SeldomShort(ShmSync):
+    """Knows where a round begins in 62 bits, or all."""
+
+    def announce(self, announcement, deadline):
+        first = announcement.first_frame
+        super().announce(replace(announcement, first_frame=first if first == HIGHEST else first % 2**62), deadline)
 
 
 class ShortCount(ShmSync):
@@ -188,6 +204,36 @@ class Open(ShmSync):
     """Its barrier holds nobody."""
 
     def barrier(self, deadline): ...
+
+
+class OpenAtLast(ShmSync):
+    """Its fourth barrier holds nobody."""
+
+    passed = 0
+
+    def barrier(self, deadline):
+        self.passed += 1
+        if self.passed != 4:
+            super().barrier(deadline)
+
+
+class Patient(ShmSync):
+    """At a barrier it takes one that has gone for one that is late."""
+
+    def barrier(self, deadline):
+        try:
+            super().barrier(deadline)
+        except PeerLost:
+            time.sleep(max(0, deadline - time.monotonic()))
+            raise DeadlineExceeded("not all came") from None
+
+
+class Narrow(ShmSync):
+    """Does not hear of others than the first follower that they have gone."""
+
+    def _look(self):
+        if self._meeting.lost() == 1:
+            super()._look()
 
 
 class Abrupt(GlooSync):

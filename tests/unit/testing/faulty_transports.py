@@ -46,6 +46,25 @@ class SeldomLosing(Sound):
     pipe_out = ends.SeldomLosingPipeSender
 
 
+class Wraparound(Sound):
+    fanout_out = ends.WrappingSender
+
+
+class Deaf(Sound):
+    fanout_in = ends.DeafReceiver
+
+
+class Bare(Sound):
+    fanout_out = ends.BareSender
+    pipe_out = ends.BarePipeSender
+
+
+class Littering(Sound):
+    def fanout_sender(self, address, followers):
+        sender = super().fanout_sender(address, followers)
+        return ends.LitteringSender(sender, Path(address.removeprefix("ipc://")))
+
+
 class Miscounting(Sound):
     fanout_out = ends.MiscountingSender
 
@@ -151,6 +170,37 @@ class Narrow(Sound):
         end = super().fanout_sender(address, followers)
         for queue in end.sender._queues:
             queue.siblings = [queue]
+        return end
+
+
+class NarrowAmongFour(Sound):
+    """Does not hear of the third follower that it has gone."""
+
+    def fanout_sender(self, address, followers):
+        end = super().fanout_sender(address, followers)
+        heard = [queue for number, queue in enumerate(end.sender._queues) if number != 2]
+        for queue in end.sender._queues:
+            queue.siblings = heard
+        return end
+
+
+class Outliving(Sound):
+    """Takes from an address, whenever it closes, whatever is there."""
+
+    def fanout_sender(self, address, followers):
+        return self.clearing(super().fanout_sender(address, followers), f"{address}.0")
+
+    def pipe_receiver(self, address):
+        return self.clearing(super().pipe_receiver(address), address)
+
+    def clearing(self, end, name):
+        close = end.close
+
+        def clear():
+            close()
+            self._queues.pop(name, None)
+
+        end.close = clear
         return end
 
 

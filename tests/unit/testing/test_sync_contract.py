@@ -15,6 +15,12 @@ FAULTY = Path(__file__).with_name("faulty_syncs.py")
     ("fault", "test"),
     [
         ("Losing", "test_every_follower_hears_every_announcement_in_order[2]"),
+        ("SeldomLosing", "test_every_follower_hears_every_announcement_in_order[2]"),
+        ("SeldomShort", "test_every_follower_hears_every_announcement_in_order[2]"),
+        ("OpenAtLast", "test_a_barrier_holds_until_all_are_there[0]"),
+        ("Patient", "test_a_rank_that_has_gone_is_an_error_at_the_barrier[0]"),
+        ("Patient", "test_a_rank_that_has_gone_is_an_error_at_the_barrier[1]"),
+        ("Narrow", "test_a_follower_that_closes_is_an_error_at_the_leader[2]"),
         ("Repeating", "test_every_follower_hears_every_announcement_in_order[2]"),
         ("Babbling", "test_every_follower_hears_every_announcement_in_order[2]"),
         ("RepeatingToMany", "test_every_follower_hears_every_announcement_in_order[3]"),
