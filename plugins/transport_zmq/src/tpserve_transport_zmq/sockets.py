@@ -195,6 +195,8 @@ class Dealer(Socket):
         """Whether the connection has been made; waits for it, at most for a slice of the time until the deadline."""
         if not self._connected and self._events.poll(_milliseconds(deadline)):
             self._read_event()
+        if self._closed:
+            raise Closed("the link was closed")
         return self._connected
 
     def receive(self, deadline: float) -> bytes | None:
