@@ -85,6 +85,7 @@ def greetings(
     events = select.poll()
     events.register(door, select.POLLIN)
     silent: dict[int, _Guest] = {}  # in the order in which they came
+    number = door.fileno()  # which it has no more when another thread has closed it
     try:
         while True:
             remaining = deadline - time.monotonic()
@@ -92,7 +93,7 @@ def greetings(
                 raise DeadlineExceeded(late())
             found = dict(events.poll(1000 * min(remaining, LOOK)))
             look()
-            knock = found.pop(door.fileno(), 0)
+            knock = found.pop(number, 0)
             if knock & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                 raise OSError(errno.EINVAL, "the door was shut")
             for descriptor in found:

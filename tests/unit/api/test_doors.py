@@ -101,6 +101,13 @@ def test_a_door_that_is_shut_is_an_error(door):
         next(guests)
 
 
+def test_a_door_that_is_closed_as_somebody_knocks_is_an_error(door, come):
+    door.listen()
+    come()
+    with closing(greetings(door, 4, soon(), late, door.close)) as guests, pytest.raises(OSError):
+        next(guests)
+
+
 def test_of_a_silent_crowd_only_so_many_are_kept(door, come):
     """Otherwise it would take all descriptors that the process may have."""
     door.listen(3 * CROWD)
