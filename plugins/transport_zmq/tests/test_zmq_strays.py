@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import zmq
 from tpserve.api import DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
-from tpserve_transport_zmq import fanout, pipe
+from tpserve_transport_zmq import fanout, pipe, sockets
 from tpserve_transport_zmq.doorkeeper import NAME, Doorkeeper, introduce, require
 from tpserve_transport_zmq.fanout import HELLO, READY
 from tpserve_transport_zmq.plugin import ZmqOptions
@@ -359,3 +360,19 @@ def test_a_stranger_takes_no_memory(transport: ZmqTransport, stranger: Any, addr
             sent += 1
     assert sent <= 4
     made.close()
+
+
+def test_who_is_cut_off_again_and_again_can_be_closed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time is an event of which nobody reads, and zmq would keep 2,000 and then wait."""
+    monkeypatch.setattr(sockets, "RECONNECT", 1)
+    with zmq.Context[zmq.SyncSocket]() as context, context.socket(zmq.ROUTER) as unguarded:
+        require(unguarded, fanout.PROTOCOL)
+        unguarded.bind(address)
+        transport = ZmqTransport(ZmqOptions())
+        follower = transport.fanout_receiver(address, 0, 1)
+        assert isinstance(follower, fanout.ZmqFanoutReceiver)
+        time.sleep(6)
+        closing = Thread(target=transport.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()

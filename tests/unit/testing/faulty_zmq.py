@@ -202,13 +202,13 @@ class Sound(ZmqTransport):
     pipe_out = PipeSender
 
     def fanout_sender(self, address, followers):
-        return self._ends.add(lambda: self.fanout_out(self._context, self._options, address, followers))
+        return self._ends.add(lambda: self.fanout_out(self._guarded(), self._options, address, followers))
 
     def fanout_receiver(self, address, follower, followers):
-        return self._ends.add(lambda: self.fanout_in(self._context, self._options, address, follower))
+        return self._ends.add(lambda: self.fanout_in(self._guarded(), self._options, address, follower))
 
     def pipe_sender(self, address):
-        return self._ends.add(lambda: self.pipe_out(self._context, self._options, address))
+        return self._ends.add(lambda: self.pipe_out(self._guarded(), self._options, address))
 
 
 class Locking(Sound):

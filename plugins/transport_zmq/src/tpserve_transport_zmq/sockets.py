@@ -33,6 +33,7 @@ Message = TypeVar("Message")
 # A blocking recv answers in 50 µs where a poll over several sockets takes 80. That it returns now and then bounds
 # how late a lost peer or a close from another thread is noticed, and costs nothing that shows.
 SLICE = 0.2
+RECONNECT = 20  # milliseconds between attempts
 SHARED = 64 << 10
 """A larger body is copied into one zmq message that all receivers share."""
 
@@ -107,6 +108,7 @@ class Router(Socket):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, largest)
         require(self._socket, protocol)
+        self._context = context
         self._departures: zmq.Socket[bytes] | None = None
         self._in_doubt = False
         self._file: Path | None = None
@@ -139,7 +141,7 @@ class Router(Socket):
         """Whether a peer may have gone since the last call: a message tells which. The first call begins to watch."""
         in_doubt, self._in_doubt = self._in_doubt, False
         if self._departures is None:
-            self._departures = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._departures = _watch(self._context, self._socket, zmq.EVENT_DISCONNECTED)
             self._in_doubt = True
         while int(self._departures.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             recv_monitor_message(self._departures)
@@ -147,9 +149,9 @@ class Router(Socket):
         return in_doubt or self._in_doubt
 
     def watch_no_more(self) -> None:
-        """Let nobody be told of departures: if nobody reads of them, zmq's own thread waits some day."""
+        """Let nobody be told of departures."""
         if self._departures is not None:
-            self._socket.disable_monitor()
+            self._socket.monitor(None, 0)
             self._departures.close(0)
             self._departures = None
 
@@ -180,9 +182,9 @@ class Dealer(Socket):
     def __init__(self, context: Context, address: str, protocol: bytes) -> None:
         check_address(address)
         super().__init__(context, zmq.DEALER)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)
         introduce(self._socket, protocol)
-        self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._events = _watch(context, self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._connected = False
         self._lost = False
         try:
@@ -222,7 +224,7 @@ class Dealer(Socket):
 
     def lost(self) -> bool:
         """Whether the peer was there and has gone; once it has, zmq's new attempts to connect do not change that."""
-        while not self._lost and int(self._events.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._events.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._read_event()
         return self._lost
 
@@ -236,7 +238,7 @@ class Dealer(Socket):
         with self._lock:
             if not self._socket.closed:
                 linger = 0 if self.lost() else linger
-                self._socket.disable_monitor()
+                self._socket.monitor(None, 0)
                 self._events.close(0)
             super().close(linger)
 
@@ -251,6 +253,16 @@ class Dealer(Socket):
 def body_part(body: bytes) -> Part:
     """A body as it is sent: a large one is copied once, however many receivers it has."""
     return zmq.Frame(body, copy=True) if len(body) > SHARED else body
+
+
+def _watch(context: Context, socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Tells of events. Its queue has no end, at which zmq's own thread would wait until somebody reads."""
+    address = f"inproc://events-{socket.FD}"
+    socket.monitor(address, events)
+    watch = context.socket(zmq.PAIR)
+    watch.setsockopt(zmq.RCVHWM, 0)
+    watch.connect(address)
+    return watch
 
 
 def _milliseconds(deadline: float) -> int:
