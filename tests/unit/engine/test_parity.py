@@ -37,7 +37,7 @@ def test_alone_and_together(name: str, small_model: Any, truth: Any, make_engine
 
 
 class PartedOps(TorchOps):
-    """Leaves it to the norm to add up what products have of either half of their columns."""
+    """Leaves it to what follows to add up what products have of either half of their columns."""
 
     def __init__(self) -> None:
         super().__init__(NoOptions())
@@ -55,6 +55,10 @@ class PartedOps(TorchOps):
         self.added += 1
         assert x.shape == (2, *residual.shape)
         return super().add_rms_norm(x.sum(0), residual, weight, eps)
+
+    def rotate_and_store(self, qkv: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        assert qkv.dim() == 4
+        return super().rotate_and_store(qkv.sum(0), *others, **named)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
