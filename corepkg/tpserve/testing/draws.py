@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -96,6 +97,7 @@ class DrawContract(ABC):
             "dtype": [d for d in TOLERANCE if d in (self.capabilities.dtypes or (d,))],
             "filters": list(_FILTERS),
             "vocabulary": list(self.vocabularies),
+            "bad": [math.inf, math.nan, -math.inf],
         }
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -150,6 +152,18 @@ class DrawContract(ABC):
         logits[2, :] = -torch.inf
         logits[2, 450] = -40.0
         self.check_draws(logits, rows)
+
+    def test_a_row_that_is_not_finite_draws_a_token_and_spoils_no_other(self, bad: float) -> None:
+        """In part or as a whole, with filters and without; which token is not said."""
+        good = self.draw(3, 1500)
+        for where in (slice(700, 702), slice(None)):
+            for how in ({}, {"temperature": 0.0}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}):
+                logits = good.clone()
+                logits[1, where] = bad
+                batch = sampling_batch([{"seed": 1, "position": n, **how} for n in range(3)], self.device)
+                found, expected = (self.make().sample(each.clone(), batch).tolist() for each in (logits, good))
+                assert 0 <= found[1] < 1500
+                assert found[::2] == expected[::2]
 
     def test_logits_may_be_a_part_of_a_larger_tensor(self, dtype: str) -> None:
         """Rows with a padding, whose numbers are large; with filters too."""
