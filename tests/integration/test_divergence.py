@@ -16,8 +16,6 @@ import httpx
 import pytest
 from tests.integration.launched import HANG, Launched
 
-from tpserve.testing.models import make_model
-
 PLUGIN = """
 from tpserve.api import PolicySpec, hookimpl
 TPSERVE_API = 1
@@ -62,11 +60,6 @@ class Length(Policy):
         return Plan((*begun, *prefill))
 """
 DIFFERENCE = r"round \d+: (uids|lengths)\[\d\]( of request \d+)? differs: rank 0 has \d+, rank 1 has \d+"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "small", "llama")
 
 
 @pytest.fixture

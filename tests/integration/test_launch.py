@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 from tests.integration.launched import Launched, wait_for
-
-from tpserve.testing.models import make_model
 
 PLUGIN = """
 from tpserve.api import PolicySpec, hookimpl
@@ -35,18 +32,6 @@ class Acme(Policy):
 """
 
 Launch = Callable[..., Launched]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model with three KV heads."""
-    return make_model(tmp_path_factory.mktemp("models") / "small", "llama")
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp") as path:
-        yield Path(path)
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -71,12 +69,6 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("new"))
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp") as path:
-        yield Path(path)
 
 
 def test_they_are_listed_and_available(environment: Environment, tmp_path: Path) -> None:

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.integration.launched import Launched
-
-from tpserve.testing.models import make_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "small", "llama")
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp") as path:
-        yield Path(path)
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,6 @@ import pytest
 from tests.integration.launched import Launched, wait_for
 
 from tpserve import LLM, SamplingParams
-from tpserve.testing.models import make_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "small", "llama")
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp") as path:
-        yield Path(path)
 
 
 @pytest.mark.slow
