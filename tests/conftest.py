@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,14 @@ RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session", autouse=True)
 def imports(tpserve_imports: None) -> None:
     """For tests that are not guarded too: some run guarded ones in a pytest of their own."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals() -> None:
+    """What ``nohup`` and shells have processes in the background ignore, and those that are started here inherit."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
 
 
 class Site:
