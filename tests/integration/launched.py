@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 import psutil
+from tests.processes import by_name
 
 __all__ = ["HANG", "Launched", "wait_for"]
 
@@ -75,7 +76,7 @@ class Launched:
         children = psutil.Process(self.process.pid).children(recursive=True)
         self._seen.update({child.pid: child for child in children})
         self._run_ids.update(self._directories())
-        return {child.cmdline()[0].removeprefix("tpserve: "): child for child in children if child.cmdline()}
+        return by_name(children)
 
     def await_child(self, name: str) -> psutil.Process:
         """Wait for a process to have got its name."""

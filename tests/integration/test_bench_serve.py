@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import psutil
 import pytest
+from tests.processes import by_name
 
 from tpserve.bench.serve.counters import Counts
 from tpserve.bench.serve.results import read_report
@@ -124,14 +124,7 @@ def test_a_server_that_does_not_start_is_told_in_one_line(bench: Any, model: Pat
 
 
 def is_starting(bench: psutil.Process) -> bool:
-    return any("rank0" in title(child) for child in bench.children(recursive=True))
-
-
-def title(process: psutil.Process) -> str:
-    """What ps calls it; nothing once it has gone."""
-    with suppress(psutil.NoSuchProcess):  # a zombie is one
-        return " ".join(process.cmdline())
-    return ""
+    return "rank0" in by_name(bench.children(recursive=True))
 
 
 def is_under_load(bench: psutil.Process) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import by_name
 
 HERE = Path(__file__).parent
 HANG = 60.0
@@ -57,7 +58,7 @@ class Server:
         """The children that run now, by name."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.seen.update({child.pid: child for child in children})
-        return {child.cmdline()[0].removeprefix("tpserve: "): child for child in children}
+        return by_name(children)
 
     def await_children(self) -> dict[str, psutil.Process]:
         return wait_for(lambda: found if {"api", *MEMBERS} <= (found := self.look()).keys() else None)

@@ -110,6 +110,7 @@ class _Server:
                 os.close(descriptor)
             return False
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody who asks whose it is
         for signum in (signal.SIGCHLD, *IGNORED):
             signal.signal(signum, signal.SIG_DFL)
         for each in (self._link, self._ends, self._end):

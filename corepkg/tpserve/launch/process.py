@@ -26,6 +26,8 @@ from tpserve.stdio import open_descriptors
 
 __all__ = ["Child", "Exited", "Happening", "Said", "Signalled", "Start", "Watch"]
 
+ASK_SECONDS = 0.25
+"""After how long a child that was asked to end is asked again."""
 KILL_SECONDS = 5.0
 """How long a killed process may take to be gone; one that hangs in the kernel is left to its fate."""
 
@@ -220,22 +222,31 @@ class Watch:
     def end(self, children: Iterable[Child], grace: float) -> None:
         """Make children end: ask with SIGTERM, wait ``grace`` seconds, then kill.
 
-        Signals that come meanwhile are kept and cut the grace short; all else that happens is dropped.
+        It asks again and again, for two SIGTERMs that wait for a child at once become one: perhaps that of a stranger,
+        which the child does not heed. Signals to this process cut the grace short. They are kept for ``next``, and so
+        is what happens to others; what these children have said and how they ended is dropped.
         """
-        signals: list[Happening] = []
+        ending = list(children)
+        kept: list[Happening] = []
         for signum, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, KILL_SECONDS)):
-            running = [child for child in children if child.exit_code is None]
-            deadline = time.monotonic() + seconds
-            for child in running:
-                child.signal(signum)
-            while any(child.exit_code is None for child in running):
-                happening = self.next(deadline)
-                if isinstance(happening, Signalled):
-                    signals.append(happening)
-                if happening is None or (signals and signum is signal.SIGTERM):
+            again = time.monotonic()
+            deadline = again + seconds
+            while running := [child for child in ending if child.exit_code is None]:
+                now = time.monotonic()
+                if now >= again:
+                    again = now + ASK_SECONDS
+                    for child in running:
+                        child.signal(signum)
+                happening = self.next(min(again, deadline))
+                if happening is not None:
+                    kept.append(happening)
+                elif time.monotonic() >= deadline:
                     break
-        self._happenings.extendleft(reversed(signals))
-        if self._server and any(child.exit_code is None for child in children if isinstance(child.process, Forked)):
+                if signum is signal.SIGTERM and any(isinstance(happening, Signalled) for happening in kept):
+                    break
+        kept += self._happenings
+        self._happenings = deque(each for each in kept if isinstance(each, Signalled) or each.child not in ending)
+        if self._server and any(child.exit_code is None for child in ending if isinstance(child.process, Forked)):
             self._kill_server(self._server)  # it does not do what it was told
 
     @contextmanager

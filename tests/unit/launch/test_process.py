@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from tests.processes import by_name, title
 
 from tpserve.frontend.control import DownEvent
 from tpserve.launch.forkserver import SINGLE
@@ -101,11 +102,6 @@ def path(folder: Path) -> str:
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
-def titles() -> set[str]:
-    """Of all descendants."""
-    return {process.cmdline()[0] for process in psutil.Process().children(recursive=True)}
-
-
 def statuses(watch: Watch) -> list[Any]:
     """What is said until the last child has ended."""
     said = []
@@ -123,7 +119,7 @@ def test_events_go_down_and_statuses_come_up(watch: Watch, make: Any) -> None:
     for word in ("one", "two\nlines", "…"):
         child.send(DownEvent(word))
         assert watch.next(time.monotonic() + HANG) == Said(child, Stuck(0, word))
-    assert "tpserve: echo" in titles()
+    assert "echo" in by_name(psutil.Process().children(recursive=True))
     child.signal(signal.SIGTERM)
     assert watch.next(time.monotonic() + HANG) == Exited(child)
     assert child.describe_exit() == "signal SIGTERM"
@@ -255,6 +251,32 @@ def test_only_the_parents_sigterm_counts(watch: Watch, make: Any) -> None:
     assert child.describe_exit() == "signal SIGTERM"
 
 
+def test_a_strangers_sigterm_does_not_swallow_the_parents(watch: Watch, make: Any) -> None:
+    """Of two that wait for a child at once, it gets the first."""
+    child = watch.start(make("echo"))
+    await_ready(watch, [child])
+    process = by_name(psutil.Process().children(recursive=True))["echo"]
+    process.suspend()
+    subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+    resume = Timer(0.1, process.resume)
+    resume.start()
+    watch.end([child], grace=HANG)
+    resume.join()
+    assert child.describe_exit() == "signal SIGTERM"
+
+
+def test_nothing_of_those_that_were_ended_happens_later(watch: Watch, make: Any) -> None:
+    """Neither what they said before nor their ends; what another says does."""
+    doomed = [watch.start(make("echo")) for _ in range(3)]
+    other = watch.start(make("echo"))
+    await_ready(watch, [*doomed, other])
+    for child in [*doomed, other]:
+        child.send(DownEvent("last words"))
+    watch.end(doomed, grace=0.0)
+    assert watch.next(time.monotonic() + HANG) == Said(other, Stuck(0, "last words"))
+    assert watch.next(time.monotonic() + 0.2) is None
+
+
 # What a fork server adds.
 
 
@@ -288,7 +310,7 @@ def await_ready(watch: Watch, children: list[Child]) -> None:
 def server(children: int) -> psutil.Process:
     """The fork server, which has so many children."""
     (found,) = psutil.Process().children()
-    assert found.cmdline()[0] == "tpserve: forkserver"
+    assert title(found) == "tpserve: forkserver"
     assert len(found.children()) == children
     return found
 
