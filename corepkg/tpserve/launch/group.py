@@ -12,9 +12,9 @@ from threading import Event, Thread
 from tpserve.errors import LaunchError, TpserveError
 from tpserve.launch.layout import Layout
 from tpserve.launch.plan import Plan, rank_start
-from tpserve.launch.process import Watch
 from tpserve.launch.rundir import RunDir
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
+from tpserve.launch.watch import Watch
 from tpserve.scheduler.digest import dump_path, report
 
 __all__ = ["RankGroup"]

@@ -21,10 +21,11 @@ import msgspec
 from tpserve.errors import LaunchError
 from tpserve.frontend.control import DownEvent, ServeEvent, StopEvent
 from tpserve.launch.layout import Layout
-from tpserve.launch.process import Child, Exited, Happening, Said, Signalled, Start, Watch
+from tpserve.launch.process import Child, Start
 from tpserve.launch.protocol import Alive, Progress, Ready, Serving, Status, Stuck
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
 from tpserve.launch.vigil import Vigil
+from tpserve.launch.watch import Exited, Happening, Said, Signalled, Watch
 from tpserve.scheduler import digest
 from tpserve.step import EngineLimits
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpserve.launch.process import Exited, Happening, Said
 from tpserve.launch.protocol import Failed
+from tpserve.launch.watch import Exited, Happening, Said
 
 __all__ = ["SETTLE_SECONDS", "Trouble", "find_cause", "trouble_of"]
 

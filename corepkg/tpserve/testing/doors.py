@@ -20,9 +20,10 @@ import pytest
 
 from tpserve.api import DeadlineExceeded
 from tpserve.testing.lab import SLACK, Lab, Task, see_soon_after, soon
-from tpserve.testing.links import ALL_SCHEMES, LinkContract, difference, ends_of
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, ends_of
 from tpserve.testing.processes import Child, numbered
 from tpserve.testing.strangers import SEEING, Strangers, overheard, silent_strangers
+from tpserve.testing.streams import difference
 from tpserve.testing.sync_group import Group
 from tpserve.testing.sync_group import numbered as announcement
 

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import random
-import signal
 import time
 from functools import partial
 
 import pytest
 
-from tpserve.api import Closed, DeadlineExceeded, FanoutReceiver, PeerLost, TransportError
-from tpserve.testing.lab import (
-    SLACK,
-    Lab,
-    Task,
-    at_rest,
-    await_loss,
-    burnt_cpu,
-    memory,
-    missed,
-    refused,
-    see_soon_after,
-    send_to_the_dead,
-    soon,
-    wake,
-)
-from tpserve.testing.links import (
-    ALL_SCHEMES,
-    BRIEFLY,
+from tpserve.api import DeadlineExceeded, PeerLost, TransportError
+from tpserve.testing.lab import SLACK, Lab, Task, at_rest, burnt_cpu, memory, missed, refused, see_soon_after, soon
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, ends_of, fan_out, with_follower_process
+from tpserve.testing.processes import number_of, numbered
+from tpserve.testing.streams import (
     CHUNK,
     EDGES,
     LARGE,
@@ -36,24 +20,18 @@ from tpserve.testing.links import (
     MANY,
     MEGABYTE,
     UNBOUNDED,
-    LinkContract,
     Stream,
     burst_at_a_standstill,
     cut,
     difference,
-    ends_of,
-    fan_out,
     overrun,
     overrun_empty,
     overrun_large,
     read_on,
     see_nothing_kept,
-    send_until_error,
     take_in_cuts,
     take_numbered,
-    with_follower_process,
 )
-from tpserve.testing.processes import number_of, numbered
 
 __all__ = ["FanoutContract"]
 
@@ -217,85 +195,6 @@ class FanoutContract(LinkContract):
             task.result()
         see_nothing_kept(standing, more * MEGABYTE)
 
-    def test_a_leader_that_closes_delivers_first(self, lab: Lab, fanout: None) -> None:
-        """All that was accepted arrives, though it is read late; then the follower hears that the leader has gone."""
-        address, transport = lab.address(), lab.transport()
-        leader, follower = transport.fanout_sender(address, 1), lab.transport().fanout_receiver(address, 0, 1)
-        joining = Task(follower.connect, soon())
-        leader.connect(soon())
-        joining.result()
-        frames = [numbered(number, 10_000) for number in range(300)]
-
-        def lead() -> None:
-            leader.send_many(frames, soon())
-            leader.close()
-            if lab.spec.capabilities.multi_process:
-                transport.close()
-
-        leading = Task(lead)
-        time.sleep(0.3)
-        assert difference(follower.recv_many(300, soon()), frames) is None
-        with pytest.raises(PeerLost):
-            follower.recv_many(1, soon())
-        leading.result()
-
-    @pytest.mark.parametrize("leaving", range(4))
-    def test_a_follower_that_closes_is_an_error_at_the_leader(self, lab: Lab, fanout: None, leaving: int) -> None:
-        """Whichever of four it is: PeerLost, not a deadline."""
-        leader, *ends = fan_out(lab, 4)
-        left = ends.pop(leaving)
-        reading = [Task(_read_and_close, end) for end in ends]
-        left.close()
-        with pytest.raises(PeerLost):
-            send_until_error(lambda frame: leader.send_many([frame], soon()), pause=0.01)
-        leader.close()
-        for task in reading:
-            assert isinstance(task.result(), PeerLost)
-
-    def test_ends_of_a_fan_out_close_twice_and_are_then_closed(self, lab: Lab, fanout: None) -> None:
-        """And a call after that says so."""
-        leader, follower = fan_out(lab, 1)
-        for end in (leader, follower):
-            end.close()
-            end.close()
-        with pytest.raises(Closed):
-            leader.send_many([b"late"], soon())
-        with pytest.raises(Closed):
-            follower.recv_many(1, soon())
-
-    def test_closing_wakes_a_follower_that_waits(self, lab: Lab, fanout: None) -> None:
-        """From another thread, as a process that stops does it: for a frame, and for a leader."""
-        _leader, follower = fan_out(lab, 1)
-        assert wake(lambda: follower.recv_many(1, math.inf), follower.close)
-        alone = lab.transport().fanout_receiver(lab.address(), 0, 1)
-        assert wake(lambda: alone.connect(math.inf), alone.close)
-
-    def test_closing_wakes_a_leader_that_waits(self, lab: Lab, fanout: None) -> None:
-        """From another thread: for followers, and for room, which nobody makes any more."""
-        alone = lab.transport().fanout_sender(lab.address(), 1)
-        assert wake(lambda: alone.connect(math.inf), alone.close)
-        leader, follower = fan_out(lab, 1)
-        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
-        stream.stand_still(BRIEFLY)
-        closing = Task(leader.close)
-        with pytest.raises(Closed):
-            stream.sending.result()
-        follower.close()
-        closing.result()
-
-    @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
-    def test_a_leader_that_closes_again_leaves_the_next_one_alone(self, lab: Lab, fanout: None) -> None:
-        """Who has its address now, and still lets followers in."""
-        address = lab.address()
-        first = lab.transport().fanout_sender(address, 1)
-        first.close()
-        leader = lab.transport().fanout_sender(address, 1)
-        first.close()
-        follower = lab.transport().fanout_receiver(address, 0, 1)
-        joining = Task(follower.connect, soon())
-        leader.connect(soon())
-        joining.result()
-
     @pytest.mark.slow
     def test_a_stopped_follower_gets_a_burst_later(self, lab: Lab, processes: None, fanout: None) -> None:
         """More than a sender may be ahead, to a reader that stands still: memory is bounded and no frame is lost."""
@@ -309,86 +208,6 @@ class FanoutContract(LinkContract):
         """They take memory, and their number has a bound."""
         leader, child = with_follower_process(lab)
         overrun_empty(leader, child)
-
-    def test_ends_close_in_any_order(self, lab: Lab, fanout: None) -> None:
-        """Though followers have waited in vain, and others have gone before."""
-        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-            ends = fan_out(lab, 2)
-            for follower in ends[1:]:
-                with pytest.raises(DeadlineExceeded):
-                    follower.recv_many(1, time.monotonic() + 0.05)
-            for end in order:
-                Task(ends[end].close).result()
-                time.sleep(0.05)
-
-    def test_a_killed_follower_is_an_error_at_the_leader(self, lab: Lab, processes: None, fanout: None) -> None:
-        """In the middle of a burst, long before any deadline."""
-        leader, child = with_follower_process(lab)
-        sending = Task(send_until_error, lambda frame: leader.send_many([frame], soon()))
-        time.sleep(0.2)
-        child.send(signal.SIGKILL)
-        await_loss(sending)
-
-    @pytest.mark.parametrize("victim", [0, 1])
-    def test_a_killed_follower_is_an_error_though_another_stands_still(
-        self, lab: Lab, processes: None, fanout: None, victim: int
-    ) -> None:
-        """While the leader waits for that one to make room, long before its deadline."""
-        address = lab.address()
-        child = lab.child("follow", address=address, follower=victim, followers=2)
-        leader = lab.transport().fanout_sender(address, 2)
-        slow = lab.transport().fanout_receiver(address, 1 - victim, 2)
-        joining = Task(slow.connect, soon())
-        leader.connect(soon())
-        joining.result()
-        child.ready()
-        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
-        stream.stand_still()
-        child.send(signal.SIGKILL)
-        await_loss(stream.sending)
-
-    @pytest.mark.parametrize("leaving", [0, 1])
-    def test_a_follower_that_closes_is_an_error_though_another_stands_still(
-        self, lab: Lab, fanout: None, leaving: int
-    ) -> None:
-        """While the leader waits for that one to make room."""
-        leader, *ends = fan_out(lab, 2)
-        stream = Stream(lambda number: leader.send_many([numbered(number, MEGABYTE)], soon()), UNBOUNDED // MEGABYTE)
-        stream.stand_still()
-        ends[leaving].close()
-        await_loss(stream.sending)
-
-    def test_a_killed_follower_is_an_error_at_the_next_send(self, lab: Lab, processes: None, fanout: None) -> None:
-        """Though the leader had nothing to send when it was killed."""
-        leader, child = with_follower_process(lab)
-        child.send(signal.SIGKILL)
-        child.wait()
-        send_to_the_dead(lambda number: leader.send_many([numbered(number)], soon()))
-
-    def test_a_killed_leader_is_an_error_at_the_follower(self, lab: Lab, processes: None, fanout: None) -> None:
-        """While it waits, long before any deadline."""
-        address = lab.address()
-        child = lab.child("lead", address=address, followers=1, count=1)
-        follower = lab.transport().fanout_receiver(address, 0, 1)
-        follower.connect(soon())
-        child.ready()
-        assert child.report() == {"sent": 1}
-        reading = Task(follower.recv_many, 2, soon())
-        child.send(signal.SIGKILL)
-        await_loss(reading)
-
-    def test_a_killed_process_leaves_its_address_free(self, lab: Lab, processes: None, fanout: None) -> None:
-        """Though not what it had there in the file system."""
-        address = lab.address()
-        child = lab.child("lead", address=address, followers=1, count=0)
-        lab.transport().fanout_receiver(address, 0, 1).connect(soon())
-        child.ready()
-        child.send(signal.SIGKILL)
-        child.wait()
-        lab.close_transports()
-        leader, follower = fan_out(lab, 1, address)
-        leader.send_many([b"new"], soon())
-        assert follower.recv_many(1, soon()) == [b"new"]
 
     @ALL_SCHEMES
     def test_an_address_that_a_leader_has_is_an_error(self, lab: Lab, fanout: None) -> None:
@@ -413,9 +232,3 @@ class FanoutContract(LinkContract):
                 follower.recv_many(1, time.monotonic() + 1)
 
         assert burnt_cpu(wait) < 0.1
-
-
-def _read_and_close(end: FanoutReceiver) -> TransportError:
-    """Read until there is an error, which is returned, and close then, as is all that can be done."""
-    with end:
-        return read_on(end)

@@ -25,8 +25,9 @@ from tpserve.testing.lab import (
     soon,
     wake,
 )
-from tpserve.testing.links import (
-    ALL_SCHEMES,
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, pipe, with_receiver_process
+from tpserve.testing.processes import number_of, numbered
+from tpserve.testing.streams import (
     BRIEFLY,
     CHUNK,
     EDGES,
@@ -34,19 +35,15 @@ from tpserve.testing.links import (
     MANY,
     MEGABYTE,
     UNBOUNDED,
-    LinkContract,
     Stream,
     burst_at_a_standstill,
     difference,
     overrun,
     overrun_large,
-    pipe,
     see_nothing_kept,
     send_until_error,
     take_numbered,
-    with_receiver_process,
 )
-from tpserve.testing.processes import number_of, numbered
 
 __all__ = ["PipeContract"]
 

@@ -20,32 +20,14 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tpserve.api import (
-    Announcement,
-    DeadlineExceeded,
-    FanoutSender,
-    Options,
-    PeerLost,
-    SyncSpec,
-    TransportError,
-    TransportSpec,
-)
+from tpserve.api import Announcement, DeadlineExceeded, FanoutSender, Options, SyncSpec, TransportError, TransportSpec
 from tpserve.api.sync import HEARTBEAT
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.doors import SyncDoorContract
-from tpserve.testing.lab import (
-    Task,
-    at_rest,
-    await_loss,
-    burnt_cpu,
-    leaks_files,
-    leaks_names,
-    missed,
-    send_to_the_dead,
-    soon,
-)
-from tpserve.testing.links import MANY, MEGABYTE, Stream
+from tpserve.testing.lab import Task, at_rest, burnt_cpu, missed, soon
+from tpserve.testing.leaving import SyncLeavingContract
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds, drain
+from tpserve.testing.streams import MANY, MEGABYTE, Stream
 from tpserve.testing.sync_group import (
     Group,
     announce_until_error,
@@ -82,7 +64,7 @@ def fanout_between_processes() -> TransportSpec:
     return msgspec.structs.replace(gloo, options=LittleRoom)
 
 
-class SyncContract(SyncDoorContract):
+class SyncContract(SyncDoorContract, SyncLeavingContract):
     """Subclass it, with the fixture ``spec``."""
 
     pytestmark = pytest.mark.usefixtures("tpserve_guard")
@@ -262,64 +244,6 @@ class SyncContract(SyncDoorContract):
         with missed(0.3) as deadline:
             leader.barrier(deadline)
 
-    @pytest.mark.parametrize("waiting", [0, 1])
-    def test_a_rank_that_has_gone_is_an_error_at_the_barrier(self, group: Group, waiting: int) -> None:
-        """Though it left before the other came: PeerLost, not a deadline."""
-        end = group.connected(2)[waiting]
-        group.leave(1 - waiting)
-        await_loss(Task(end.barrier, soon()))
-
-    def test_a_leader_that_closes_delivers_first(self, group: Group) -> None:
-        """What was announced is heard; then the follower learns that the leader has gone."""
-        leader, follower = group.connected(2)
-        leader.announce(numbered(0), soon())
-        leader.announce(numbered(1), soon())
-        closing = Task(group.leave, 0)
-        time.sleep(0.3)
-        assert [follower.receive(soon()), follower.receive(soon())] == [numbered(0), numbered(1)]
-        with pytest.raises(PeerLost):
-            follower.receive(soon())
-        closing.result()
-
-    @pytest.mark.parametrize("leaving", [1, 2, 3])
-    def test_a_follower_that_closes_is_an_error_at_the_leader(self, group: Group, leaving: int) -> None:
-        """Whichever of three it is: PeerLost, not a deadline."""
-        leader, *followers = group.connected(4)
-        hearing = [Task(hear_until_error, end, []) for end in followers if end.context.rank != leaving]
-        group.leave(leaving)
-        with pytest.raises(PeerLost):
-            announce_until_error(leader)
-        group.leave(0)
-        for task in hearing:
-            with pytest.raises(TransportError):
-                task.result()
-
-    def test_a_killed_leader_is_an_error_at_the_follower(self, group: Group) -> None:
-        """While it waits, long before the deadline."""
-        with group.child("sync_lead", size=2, count=3) as child:
-            follower = group.with_process(child, rank=1, size=2)
-            assert child.report() == {"sent": 3}
-            hearing = Task(lambda: [follower.receive(soon()) for _ in range(4)])
-            child.send(signal.SIGKILL)
-            await_loss(hearing)
-
-    def test_a_killed_follower_is_an_error_at_the_leader(self, group: Group) -> None:
-        """While it announces, long before the deadline."""
-        with group.child("sync_follow", size=2, rank=1) as child:
-            leader = group.with_process(child, rank=0, size=2)
-            saying = Task(announce_until_error, leader)
-            time.sleep(0.2)
-            child.send(signal.SIGKILL)
-            await_loss(saying)
-
-    def test_a_killed_follower_is_an_error_at_the_next_announcement(self, group: Group) -> None:
-        """Though the leader had nothing to say when it was killed."""
-        with group.child("sync_follow", size=2, rank=1) as child:
-            leader = group.with_process(child, rank=0, size=2)
-            child.send(signal.SIGKILL)
-            child.wait()
-            send_to_the_dead(lambda number: leader.announce(numbered(number), soon()))
-
     def test_a_stopped_follower_is_an_error_at_the_deadline(self, group: Group) -> None:
         """It has not gone, but does not read."""
         with group.child("sync_follow", size=2, rank=1) as child:
@@ -339,30 +263,6 @@ class SyncContract(SyncDoorContract):
             assert hearing.result() == numbered(0)
 
         assert burnt_cpu(wait) < 0.1
-
-    def test_closing_twice_leaves_no_file_and_no_descriptor(self, group: Group) -> None:
-        """What a library opens once for the whole process does not count."""
-
-        def use() -> None:
-            leader, follower = group.connected(2)
-            for number in range(10):
-                waiting = Task(follower.barrier, soon())
-                leader.barrier(soon())
-                waiting.result()
-                leader.announce(numbered(number), soon())
-                leader.send_round(numbered(number), [b"frame"], soon())
-                assert [follower.receive(soon()), follower.receive(soon())] == [numbered(number)] * 2
-                assert follower.context.fanout.recv_many(1, soon()) == [b"frame"]
-            with pytest.raises(DeadlineExceeded):
-                follower.receive(time.monotonic() + 0.05)
-            for end in (follower, leader):
-                end.close()
-                end.close()
-            group.renew()
-
-        assert not leaks_files(use)
-        assert not leaks_names(use)
-        assert group.files() == []
 
     def test_the_options_come_back_as_they_went(self, spec: SyncSpec) -> None:
         """Through plain data, and an unknown one is refused."""

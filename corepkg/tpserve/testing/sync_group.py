@@ -21,8 +21,8 @@ from tpserve.api import (
 )
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, soon
-from tpserve.testing.links import difference
 from tpserve.testing.processes import Child, fanout_end, load
+from tpserve.testing.streams import difference
 
 __all__ = ["Group", "announce_until_error", "hear_until_error", "hear_until_heartbeat", "numbered", "take_rounds"]
 

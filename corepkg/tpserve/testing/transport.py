@@ -42,6 +42,7 @@ from tpserve.sync.inband import InbandSync
 from tpserve.testing.doors import LinkDoorContract
 from tpserve.testing.fanout import FanoutContract
 from tpserve.testing.lab import LOOPBACK, Lab, Task, leaks_files, leaks_names, refused, soon
+from tpserve.testing.leaving import FanoutLeavingContract
 from tpserve.testing.links import ends_of, fan_out, pipe
 from tpserve.testing.pipes import PipeContract
 from tpserve.testing.rounds import MEDDLING, Meddler, check_rounds
@@ -63,7 +64,7 @@ MALFORMED = (
 )
 
 
-class TransportContract(FanoutContract, PipeContract, LinkDoorContract):
+class TransportContract(FanoutContract, FanoutLeavingContract, PipeContract, LinkDoorContract):
     """Subclass it, with the fixture ``spec``, whose capabilities say what is tried."""
 
     def test_rounds_are_the_same_for_every_rank(self, lab: Lab, fanout: None) -> None:

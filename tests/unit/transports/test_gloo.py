@@ -6,7 +6,7 @@ import pytest
 from tpserve.api import Closed, FanoutReceiver, FanoutSender, PeerLost, Transport, TransportError, TransportSpec
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, soon
-from tpserve.testing.links import send_until_error
+from tpserve.testing.streams import send_until_error
 from tpserve.testing.transport import TransportContract
 
 

@@ -23,10 +23,11 @@ from tpserve.launch.affinity import place_ranks
 from tpserve.launch.layout import Layout
 from tpserve.launch.logging import rank_place
 from tpserve.launch.post import write_post
-from tpserve.launch.process import Exited, Happening, Signalled, Start, Watch
+from tpserve.launch.process import Start
 from tpserve.launch.protocol import ChildSpec
 from tpserve.launch.rundir import RunDir
 from tpserve.launch.trouble import SETTLE_SECONDS, Trouble, find_cause, trouble_of
+from tpserve.launch.watch import Exited, Happening, Signalled, Watch
 
 __all__ = ["Block", "Failure", "Measurement", "Plan", "measure", "order"]
 

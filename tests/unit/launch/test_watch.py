@@ -20,8 +20,9 @@ from tests.processes import by_name, title
 
 from tpserve.frontend.control import DownEvent
 from tpserve.launch.forkserver import SINGLE
-from tpserve.launch.process import Child, Exited, Said, Signalled, Start, Watch
+from tpserve.launch.process import Child, Start
 from tpserve.launch.protocol import ChildSpec, Failed, Ready, Stuck
+from tpserve.launch.watch import Exited, Said, Signalled, Watch
 
 HANG = 60.0
 ROLES = """
@@ -87,11 +88,11 @@ def is_forked(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def make(tmp_path: Path, is_forked: bool) -> Any:
-    (tmp_path / "roles_of_test_process.py").write_text(ROLES)
+    (tmp_path / "roles_of_test_watch.py").write_text(ROLES)
 
     def start(role: str, payload: Any = None, descriptors: tuple[int, ...] = (), **spec: Any) -> Start:
         raw = msgspec.Raw(msgspec.json.encode(payload))
-        made = ChildSpec(name=role, place=role, main=f"roles_of_test_process:{role}", payload=raw, **spec)
+        made = ChildSpec(name=role, place=role, main=f"roles_of_test_watch:{role}", payload=raw, **spec)
         return Start(made, {"PYTHONPATH": path(tmp_path), "COLOUR": "blue"}, descriptors, is_forked)
 
     return start
@@ -195,7 +196,8 @@ def test_no_child_outlives_a_starter_that_is_killed(make: Any, tmp_path: Path, i
 import math, os, signal, threading
 from pathlib import Path
 import msgspec
-from tpserve.launch.process import Start, Watch
+from tpserve.launch.process import Start
+from tpserve.launch.watch import Watch
 watch = Watch(modules=())
 start = msgspec.json.decode(Path({str(tmp_path / "start")!r}).read_bytes(), type=Start)
 thread = threading.Thread(target=watch.start, args=(start,))
@@ -355,7 +357,7 @@ def test_a_child_that_is_still_to_be_forked_can_be_ended(make: Any, tmp_path: Pa
 def test_children_of_a_stopped_server_can_be_ended(
     watch: Watch, make: Any, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    monkeypatch.setattr("tpserve.launch.process.KILL_SECONDS", 0.3)
+    monkeypatch.setattr("tpserve.launch.watch.KILL_SECONDS", 0.3)
     child = watch.start(make("wait"))
     await_ready(watch, [child])
     stopped = server(children=1)
