@@ -20,7 +20,10 @@ LIMITS = EngineLimits(pages=8, page_size=16, slots=4, max_context=128, vocab_siz
 
 
 def api(line: Line, payload: msgspec.Raw) -> None:
-    """Note every event in a file; on a stop, let the group leave through a file in its directory."""
+    """Note every event in a file; on a stop, let the group leave through a file in its directory.
+
+    While there is a file "draining", it leaves only when another dies.
+    """
     run_dir = Path(msgspec.json.decode(payload)["run_dir"])
     directory = run_dir
     while True:
@@ -33,9 +36,12 @@ def api(line: Line, payload: msgspec.Raw) -> None:
         elif isinstance(event, StopEvent):
             if directory.exists():
                 (directory / "leave").touch()
-            return
+            if not (run_dir.parent / "draining").exists():
+                return
         else:
             assert isinstance(event, DownEvent)
+            if (run_dir.parent / "draining").exists():
+                return
 
 
 def member(line: Line, payload: msgspec.Raw) -> None:

@@ -170,6 +170,29 @@ def test_a_second_signal_stops_at_once(start: Any) -> None:
     assert server.left() == []
 
 
+def test_a_hangup_after_the_first_signal_cuts_nothing_short(start: Any) -> None:
+    """As from a service manager, which sends it to all processes."""
+    server = start({"rank1": {"*": {"leaving": "slow"}}})
+    server.await_ready()
+    children = server.look()
+    server.process.send_signal(signal.SIGTERM)
+    for process in [*children.values(), server.process]:
+        process.send_signal(signal.SIGHUP)
+    code, log = server.end()
+    assert (code, "ERROR" in log) == (0, False), log
+
+
+def test_a_death_while_stopping_is_told_before_the_end(start: Any) -> None:
+    """So that clients hear of it, and are not cut off."""
+    server = start({"rank1": {"*": {"leaving": "killed"}}}, drain=HANG)
+    server.await_ready()
+    (server.base / "draining").touch()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 1
+    assert server.events() == ["ServeEvent", "StopEvent", "DownEvent"]
+    assert server.left() == []
+
+
 def test_a_signal_while_starting_stops_at_once(start: Any) -> None:
     server = start({"rank1": {"*": {"loading": "hang-deaf"}}})
     server.await_file("deaf")

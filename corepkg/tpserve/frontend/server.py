@@ -6,9 +6,10 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Thread
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -34,6 +35,8 @@ LEAVE = 8.0
 """Seconds that the other processes have for finishing what is under way and passing the Shutdown on."""
 
 logger = logging.getLogger(__name__)
+
+_Events = asyncio.Queue[ServeEvent | DownEvent | StopEvent]
 
 
 def serve(
@@ -83,21 +86,21 @@ class _ApiProcess:
                     await self._go_down(event.reason)
                 elif await self._connect(event.generation):
                     tasks.create_task(self._warm_up(event.generation))
-            await self._stop()
+            await self._stop(events)
             http.should_exit = True
 
-    def _listen(self) -> asyncio.Queue[ServeEvent | DownEvent | StopEvent]:
-        events: asyncio.Queue[ServeEvent | DownEvent | StopEvent] = asyncio.Queue()
+    def _listen(self) -> _Events:
+        events: _Events = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def forward() -> None:
-            event = None
-            while not isinstance(event, StopEvent):
-                event = self._control.receive()
-                if isinstance(event, PingEvent):
-                    loop.call_soon_threadsafe(self._control.alive)
-                else:
-                    loop.call_soon_threadsafe(events.put_nowait, event)
+            with suppress(RuntimeError):  # the loop has been closed: there is nobody to tell any more
+                while True:
+                    event = self._control.receive()
+                    if isinstance(event, PingEvent):
+                        loop.call_soon_threadsafe(self._control.alive)
+                    else:
+                        loop.call_soon_threadsafe(events.put_nowait, event)
 
         Thread(target=forward, name="control", daemon=True).start()
         return events
@@ -154,22 +157,21 @@ class _ApiProcess:
         self._exchange.suspend(reason)
         await self._disconnect(0.0)
 
-    async def _stop(self) -> None:
-        """Let running requests finish, then send Shutdown through all processes, and read on until it is back."""
+    async def _stop(self, events: _Events) -> None:
+        """Let running requests finish, then send Shutdown through all processes, and read on until it is back.
+
+        Whatever the supervisor says meanwhile, such as that a process died, cuts this short.
+        """
         is_whole, is_serving = self._generation != 0, not self._exchange.closed
         self._generation = 0
         self._exchange.close("the server is stopping")
-        if is_serving:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.drain_timeout):
-                    await self._exchange.idle()
+        if is_serving and await _is_cut_short(self._exchange.idle(), events, self._config.drain_timeout):
+            is_whole = False
         self._exchange.fail("the server is stopping")
         if self._connection is not None:
             self._connection.send_all(encode(Shutdown()))
         if is_whole:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE):
-                    await self._exchange.ended(self._config.detokenizers)
+            await _is_cut_short(self._exchange.ended(self._config.detokenizers), events, LEAVE)
         await self._disconnect(FLUSH)
 
     async def _disconnect(self, flush: float) -> None:
@@ -178,6 +180,15 @@ class _ApiProcess:
         if connection is not None:
             self._exchange.attach(None)
             await asyncio.to_thread(connection.close, flush)
+
+
+async def _is_cut_short(work: Coroutine[Any, Any, None], events: _Events, seconds: float) -> bool:
+    """Wait until something is done, so long at most; whether an event has ended the waiting."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work), asyncio.create_task(events.get())]
+    done, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    return tasks[1] in done
 
 
 class _HttpServer(uvicorn.Server):

@@ -3,7 +3,7 @@
 A child does not outlive its starter: the kernel kills it when the starter's thread ends, and the end of its standard
 input, which only the starter holds open, makes it leave as well. Ctrl-C in a terminal does not reach it: it lives in
 a session of its own and ignores SIGINT. Of SIGTERM it heeds only its parent's: a service manager that stops a server
-sends one to every process, and then the supervisor drains.
+sends one to every process, and then the supervisor drains. It may send SIGHUP as well, which children ignore, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -75,7 +76,8 @@ def main() -> None:
     secure_streams()
     sys.stdout = sys.stderr  # as their descriptors are the same
     die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     _heed_parent_alone()
     lines = _lines(_take_stdin())
     text = next(lines, None)
@@ -152,7 +154,8 @@ def _leave_failed(link: Line, error: BaseException) -> NoReturn:
         text = "" if isinstance(error, TpserveError) else "".join(traceback.format_exception(error))
         failed = Failed(error=f"{type(error).__name__}: {error}", traceback=text, is_consequence=_is_consequence(error))
     logger.debug("failed", exc_info=error)
-    link.report(failed)
+    with suppress(BrokenPipeError):  # the supervisor has gone, and there is nobody to tell
+        link.report(failed)
     logging.shutdown()
     sys.stderr.flush()
     os._exit(1)

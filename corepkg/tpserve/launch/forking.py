@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 MOST_DESCRIPTORS = 64
 
-IGNORED = (signal.SIGINT, signal.SIGTERM)
+IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Whoever sends these to all processes of a server means its supervisor, which ends the others."""
 
 _orders = msgspec.msgpack.Decoder(Order)
@@ -111,7 +111,7 @@ class _Server:
             return False
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody who asks whose it is
-        for signum in (signal.SIGCHLD, *IGNORED):
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)
         for each in (self._link, self._ends, self._end):
             each.close()

@@ -129,7 +129,7 @@ class Supervisor:
                 return 128 + stop.signum
             finally:
                 if self._is_interrupted:
-                    self._dismiss()
+                    self._dismiss(StopEvent())
                 self._watch.end(list(self._watch.children), grace=0.0)
 
     def _run(self) -> int:
@@ -254,10 +254,10 @@ class Supervisor:
             logger.error("giving up after %d restarts", self._patience.restarts)
         return 1
 
-    def _dismiss(self) -> None:
-        """Let the api process tell those who wait that there is no next generation. A signal cuts that short."""
+    def _dismiss(self, last: StopEvent | DownEvent) -> None:
+        """Let the api process tell those who wait that nobody will answer. A signal cuts that short."""
         assert self._api is not None
-        self._api.send(StopEvent())
+        self._api.send(last)
         deadline = time.monotonic() + self._patience.grace
         while self._api.exit_code is None:
             happening = self._watch.next(deadline)
@@ -276,7 +276,7 @@ class Supervisor:
         """Let the api process drain; Shutdown then goes through all others, and each leaves by itself.
 
         Raises:
-            Stopped: a second signal came: no more waiting.
+            Stopped: a second signal came: no more waiting. A hangup is none: service managers send it after the first.
         """
         assert self._api is not None
         logger.info("stopping; running requests have %g s (once more to stop at once)", self._patience.drain)
@@ -284,14 +284,15 @@ class Supervisor:
         deadline = time.monotonic() + self._patience.drain + self._patience.leave
         while self._watch.children:
             happening = self._watch.next(deadline)
-            if isinstance(happening, Signalled):
+            if isinstance(happening, Signalled) and happening.signum is not signal.SIGHUP:
                 raise Stopped(happening.signum)
-            if isinstance(happening, Said) or _left_in_order(happening):
+            if isinstance(happening, (Said, Signalled)) or _left_in_order(happening):
                 continue
             trouble = trouble_of(happening) if happening else Trouble(f"did not leave: {self._names()}", None, 2)
             assert trouble is not None
             if trouble.weight < 2:
                 logger.error("%s", trouble.summary)
+                self._dismiss(DownEvent(trouble.headline))
                 return 1
             logger.warning("%s", trouble.summary)
             if happening is None:

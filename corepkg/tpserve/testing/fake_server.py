@@ -233,6 +233,7 @@ class FakeServer:
         for thread in self._threads:
             thread.join(HANG)
             assert not thread.is_alive(), f"{thread.name} hangs"
+        self._events.put(StopEvent())  # for the thread that listens, which learns by it that nobody else does
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so that should be so soon."""

@@ -199,6 +199,21 @@ def test_a_stopping_server_does_not_wait_for_ever(codec: TextCodec) -> None:
     assert (response.status_code, error_of(response)) == (503, "the server is stopping")
 
 
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_death_while_the_server_stops_is_told_to_clients(codec: TextCodec, is_streaming: bool) -> None:
+    """At once, and as an error: nobody is cut off, though the drain had still a minute."""
+    server = FakeServer(codec, endless, ServeConfig(drain_timeout=60.0)).start()
+    with httpx.Client(base_url=server.url, timeout=60.0) as client, held(server, stream=is_streaming) as (request,):
+        client.get("/health")
+        server.request_stop()
+        server.wait(lambda: client.get("/health").status_code == 503)
+        server.go_down("rank 1 died")
+        response = request.result(30)
+    assert "the server is stopping" in response.text
+    assert response.status_code == 503 or response.text.endswith("[DONE]\n\n"), response.text
+    server.stop()
+
+
 def test_a_stopping_server_gives_up_unfinished_bodies_without_a_word(
     codec: TextCodec, caplog: pytest.LogCaptureFixture
 ) -> None:
