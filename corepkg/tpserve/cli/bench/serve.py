@@ -133,6 +133,8 @@ def _arms(url: str | None, a: str | None, b: str | None) -> list[Arm]:
         if a is not None or b is not None:
             raise ConfigError("--url measures one server, --a and --b start their own", "Leave one of them out")
         return [running(url)]
+    if b is not None and a is None:
+        raise ConfigError("--b is held against --a, which is not there", "--b needs --a: --a '' is all defaults")
     flags = {"A": a, "B": b}
     arms = [launched(name, text) for name, text in flags.items() if text is not None]
     if not arms:

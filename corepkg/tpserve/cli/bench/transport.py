@@ -67,8 +67,8 @@ def transport(
     repeats: Annotated[int, typer.Option(min=1, help="Blocks: in each every arm runs once, in fresh processes.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of the order, the messages and the statistics.")] = 0,
     idle: Annotated[float, typer.Option(min=0, help="Seconds of each run to wait for nothing; 0: none.")] = 2.0,
-    heartbeat: Annotated[float, typer.Option(min=0.001, help="Seconds between an idle leader's signs of life.")] = 1.0,
-    watchdog: Annotated[float, typer.Option(min=0.1, help="Seconds of silence after which a rank gives up.")] = 30.0,
+    heartbeat: Annotated[float, typer.Option(help="Seconds between an idle leader's signs of life.")] = 1.0,
+    watchdog: Annotated[float, typer.Option(help="Seconds of silence after which a rank gives up.")] = 30.0,
     cpu_affinity: Annotated[str, typer.Option(help="auto, none, or the cores of each rank: 0;1.")] = "auto",
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write all figures.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write a page with plots.")] = None,
@@ -87,6 +87,8 @@ def transport(
 
     if axes and matrix is None:
         raise ConfigError(f"{' '.join(axes)}: only --matrix takes axes", "Write --matrix AXIS AXIS or --a ARM --b ARM")
+    if b is not None and a is None:
+        raise ConfigError("--b is held against --a, which is not there", "--b needs --a: write --a ARM --b ARM")
     check_output(json, html)
     named = [text for text in (a, b) if text is not None]
     named += arm or []
@@ -114,7 +116,7 @@ def transport(
     )
     settings = load_settings({"heartbeat": heartbeat, "watchdog": watchdog}, option or [], None, os.environ)
     plan = Plan(
-        arms=read_arms(texts, settings.options, Registry.discover()),
+        arms=read_arms(texts, settings.options, Registry.discover(), is_pair=b is not None),
         cases=cases,
         load=load,
         ranks=ranks,
