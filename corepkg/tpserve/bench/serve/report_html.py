@@ -11,7 +11,7 @@ import msgspec
 from tpserve.bench.charts import Interval, Series, intervals, line_chart, log_axis, number, tail_axis
 from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.serve.arrivals import Rate, say_rate
-from tpserve.bench.serve.report_terminal import conditions, figures, notes
+from tpserve.bench.serve.report_terminal import UNSURE, conditions, figures, notes
 from tpserve.bench.serve.results import Measure, Outcome, Report, label
 
 __all__ = ["page"]
@@ -36,6 +36,8 @@ def _head(report: Report) -> Iterator[str]:
             "<p>Arms took turns in random order, each time on a fresh server; intervals are 95 % bootstrap intervals "
             "over blocks.</p>"
         )
+    if report.is_unsure:
+        yield f"<p>{escape(UNSURE)}.</p>"
     links = "".join(
         f'<a href="#rate{index}">{escape(say_rate(rate))}</a>' for index, rate in enumerate(report.plan.rates)
     )

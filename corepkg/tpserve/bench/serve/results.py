@@ -138,6 +138,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
 
     @property
+    def is_unsure(self) -> bool:
+        """There is something that more blocks might tell."""
+        return any(found.verdict == "cannot tell" for found in self.verdicts)
+
+    @property
     def is_sound(self) -> bool:
         """Every arm has answered something at every rate."""
         return all(outcome.completed for outcome in self.outcomes)

@@ -10,7 +10,7 @@ import msgspec
 from tpserve.bench.charts import Interval, Series, intervals, key, line_chart, log_axis, style_of, tail_axis
 from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.transport.cases import size_text
-from tpserve.bench.transport.report_terminal import conditions
+from tpserve.bench.transport.report_terminal import UNSURE, conditions
 from tpserve.bench.transport.results import Measure, Outcome, Report, Verdict, plain
 
 __all__ = ["page"]
@@ -36,6 +36,8 @@ def _head(report: Report) -> Iterator[str]:
         yield '<p class="bad">Messages were lost, or runs broke off: no figure here can be trusted.</p>'
     if report.says_nothing:
         yield "<p>No verdict: one block says nothing.</p>"
+    if report.is_unsure:
+        yield f"<p>{escape(UNSURE)}.</p>"
     for failure in report.failures:
         yield details(f"block {failure.block} of {failure.arm} broke off", failure.error)
     links = "".join(f'<a href="#case{index}">{escape(str(case))}</a>' for index, case in enumerate(report.cases))

@@ -138,6 +138,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.cases
 
     @property
+    def is_unsure(self) -> bool:
+        """There is something that more blocks might tell."""
+        return any(found.verdict == "cannot tell" for found in self.verdicts)
+
+    @property
     def is_sound(self) -> bool:
         """Every run went through, and nothing was lost."""
         return not self.failures and all(outcome.agreed and not outcome.lost for outcome in self.outcomes)

@@ -180,14 +180,13 @@ def _stop(signum: int, frame: object) -> None:
 
 
 def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:
-    from rich.console import Console
-
     from tpserve.bench.serve.report_html import page
     from tpserve.bench.serve.report_terminal import print_report
     from tpserve.bench.serve.summary import summarise
+    from tpserve.bench.terminal import report_console
 
     report = summarise(plan, runs, sys.argv)
-    print_report(report, Console())
+    print_report(report, report_console())
     if json is not None:
         write_output(json, report.encode())
     if html is not None:

@@ -147,14 +147,13 @@ def _measure(plan: Plan) -> Measurement:
 
 
 def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:
-    from rich.console import Console
-
+    from tpserve.bench.terminal import report_console
     from tpserve.bench.transport.report_html import page
     from tpserve.bench.transport.report_terminal import print_report
     from tpserve.bench.transport.summary import summarise
 
     report = summarise(plan, measured, sys.argv)
-    print_report(report, Console())
+    print_report(report, report_console())
     if json is not None:
         write_output(json, report.encode())
     if html is not None:

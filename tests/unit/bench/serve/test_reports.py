@@ -18,6 +18,7 @@ from tpserve.bench.serve.report_html import page
 from tpserve.bench.serve.report_terminal import print_report
 from tpserve.bench.serve.results import Report, read_report
 from tpserve.bench.serve.summary import summarise
+from tpserve.bench.statistics import Ratio
 
 ARGV = ["tpserve", "bench", "serve", "--a", "<slow> & sure"]
 
@@ -78,6 +79,16 @@ def test_trouble_is_told(troubled: Report) -> None:
     assert "A: 5 requests failed: 503: <too> many" in text
     assert f"B: {5 * REQUESTS} requests failed" in text
     assert "A counted 5 prompt tokens (5 cached) and 5 generated, and the client" in text
+
+
+def test_what_cannot_be_told_is_said_with_what_would_help(sweep: Report) -> None:
+    unsure = msgspec.structs.replace(sweep.verdicts[0], verdict="cannot tell", ratio=Ratio(1.0, 1e-9, 1e9))
+    report = msgspec.structs.replace(sweep, verdicts=[unsure])
+
+    assert terminal(report).count("more --blocks make") == 1
+    assert "1e" not in terminal(report)
+    assert "more --blocks make" in page(report)
+    assert "more --blocks" not in terminal(sweep) + page(sweep)
 
 
 def test_one_block_says_that_it_gives_no_verdict() -> None:

@@ -87,6 +87,11 @@ def test_two_blocks_that_drift_tell_nothing(pace: Literal["paced", "free"]) -> N
     report = summarise(plan, measured, ARGV)
 
     assert {found.verdict for found in report.verdicts_on(1, "fast")} == {"cannot tell"}
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80))
+    assert out.getvalue().count("cannot tell: more --repeats make intervals narrower") == 1
+    assert "cannot tell: more --repeats" in page(report)
+    assert not re.search(r"\de[-+]?\d", out.getvalue())
 
 
 def stretched(record: CaseRecord, factor: float) -> CaseRecord:
@@ -194,6 +199,7 @@ def test_the_terminal_shows_every_arm_and_verdict_in_80_columns(report: Report) 
     text = out.getvalue()
 
     assert "no difference (" in text
+    assert "--repeats" not in text
     assert re.search(r"fast +0\.2[45]\d?× \(0\.2", text)
     assert "…" not in text.replace(" … ", "")
     assert "idle, CPU in percent of a core" in text
