@@ -163,6 +163,28 @@ def test_an_interruption_leaves_nothing(
     assert run_dirs(runtime) == []
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_after_whole_blocks_tells_what_they_brought(
+    server: FakeServer, tmp_path: Path, signum: signal.Signals
+) -> None:
+    arguments = ["--url", server.url, "--blocks", "100000", *SHORT, "--num-warmups", "0", "--json", "out.json"]
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            server.wait(lambda: len(server.seen) > 17)
+            process.send_signal(signum)
+            told, said = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    report = read_report(tmp_path / "out.json")
+
+    assert (process.returncode, said) == (128 + signum, b"")
+    assert report.cut_short is not None
+    assert (report.cut_short.signal, report.cut_short.blocks) == (signum, report.blocks)
+    assert report.blocks >= 3
+    assert report.outcomes[0].completed == 4 * report.blocks
+    assert f"cut short by {signum.name}; whole blocks: {report.blocks} of 100000" in told.decode()
+
+
 def run_dirs(runtime: Path) -> list[str]:
     base = runtime / "tpserve"
     return [path.name for path in base.iterdir() if path.is_dir()] if base.exists() else []

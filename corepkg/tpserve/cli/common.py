@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import typer
 
+from tpserve.bench.blocks import signal_of
 from tpserve.errors import ConfigError
 from tpserve.messages import MaxTokens, Temperature
 from tpserve.settings import flag_name
@@ -115,7 +115,7 @@ def write_output(path: Path, content: bytes) -> None:
 def interrupted(stop: KeyboardInterrupt) -> typer.Exit:
     """Say that there are no figures; the exit code is 128 and the number of the signal, the argument of ``stop``."""
     typer.echo("interrupted: there are no figures", err=True)
-    return typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+    return typer.Exit(128 + signal_of(stop))
 
 
 def print_json(value: Any) -> None:

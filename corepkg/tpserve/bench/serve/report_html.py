@@ -31,6 +31,8 @@ def page(report: Report) -> str:
 def _head(report: Report) -> Iterator[str]:
     yield "<h1>Whole servers under load</h1>"
     yield f'<p class="quiet">{escape(conditions(report))}; {escape(report.about.date)}</p>'
+    if report.cut_short:
+        yield f'<p class="bad">{escape(report.cut_short.say(report.plan.blocks))}.</p>'
     if len(report.plan.arms) > 1:
         yield (
             "<p>Arms took turns in random order, each time on a fresh server; intervals are 95 % bootstrap intervals "

@@ -27,6 +27,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(f"{arm.name}: {arm}"))
     for rate in report.plan.rates:
         console.print(_rate(report, rate))
+    if report.cut_short:
+        console.print(Text(report.cut_short.say(report.plan.blocks), style="bold red"))
     if report.is_unsure:
         console.print(Text(UNSURE, style="dim"))
     if len(report.plan.arms) > 1 and not report.verdicts:
@@ -42,7 +44,7 @@ def conditions(report: Report) -> str:
     else:
         what = f"{load.num_prompts} prompts of {load.dataset_path}"
     limit = f", at most {plan.max_concurrency} at a time" if plan.max_concurrency else ""
-    blocks = f"{plan.blocks} block" + "s" * (plan.blocks > 1)
+    blocks = f"{report.blocks} block" + "s" * (report.blocks > 1)
     return f"{what}{limit}; {blocks}, seed {plan.seed}; {about.cpu}, {about.cores} cores, load {about.load[0]:.1f}"
 
 

@@ -28,6 +28,8 @@ def page(report: Report) -> str:
 def _head(report: Report) -> Iterator[str]:
     yield "<h1>Rounds over different transports</h1>"
     yield f'<p class="quiet">{escape(conditions(report))}; {escape(report.about.date)}</p>'
+    if report.cut_short:
+        yield f'<p class="bad">{escape(report.cut_short.say(report.plan.blocks))}.</p>'
     yield (
         "<p>A round begins when the leader has the messages and is over when all ranks hold them, decoded. Arms took "
         "turns in random order, each time in fresh processes; intervals are 95 % bootstrap intervals over blocks.</p>"

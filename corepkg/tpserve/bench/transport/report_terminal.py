@@ -22,6 +22,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(Text(conditions(report), style="dim"))
     for case in range(len(report.cases)):
         console.print(_case(report, case))
+    if report.cut_short:
+        console.print(Text(report.cut_short.say(report.plan.blocks), style="bold red"))
     if report.is_unsure:
         console.print(Text(UNSURE, style="dim"))
     if report.says_nothing:
@@ -38,7 +40,7 @@ def conditions(report: Report) -> str:
     """Under which conditions it was measured, in one line."""
     plan, about = report.plan, report.about
     return (
-        f"{plan.ranks} ranks, {plan.blocks} blocks, {say_load(plan.load)}, seed {plan.seed}; {about.cpu}, "
+        f"{plan.ranks} ranks, {report.blocks} blocks, {say_load(plan.load)}, seed {plan.seed}; {about.cpu}, "
         f"{about.cores} cores, load {about.load[0]:.1f}"
     )
 

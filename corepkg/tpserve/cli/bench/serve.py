@@ -14,7 +14,7 @@ from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from tpserve.bench.serve.arms import Arm
-    from tpserve.bench.serve.measure import Plan, Run
+    from tpserve.bench.serve.measure import Measurement, Plan
 
 __all__ = ["serve"]
 
@@ -87,6 +87,7 @@ def serve(
 
     --url measures a server that runs already. --a and --b start servers with tpserve launch, on free ports; they take
     turns in random order, and the second is held against the first. The flags of the load are those of vLLM's bench.
+    What is interrupted reports the blocks that are whole.
     """
     from tpserve.bench.serve.arrivals import read_rates
     from tpserve.bench.serve.measure import Plan
@@ -152,7 +153,7 @@ def _percentiles(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
-def _measure(plan: Plan) -> list[Run]:
+def _measure(plan: Plan) -> Measurement:
     """Measure, with a bar if somebody looks.
 
     A SIGTERM is taken as a Ctrl-C; and that counts for a shell's background job too, which starts deaf to it.
@@ -179,17 +180,19 @@ def _stop(signum: int, frame: object) -> None:
     raise KeyboardInterrupt(signum)
 
 
-def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:
+def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:
     from tpserve.bench.serve.report_html import page
     from tpserve.bench.serve.report_terminal import print_report
     from tpserve.bench.serve.summary import summarise
     from tpserve.bench.terminal import report_console
 
-    report = summarise(plan, runs, sys.argv)
+    report = summarise(plan, measured, sys.argv)
     print_report(report, report_console())
     if json is not None:
         write_output(json, report.encode())
     if html is not None:
         write_output(html, page(report).encode())
+    if report.cut_short:
+        raise typer.Exit(128 + report.cut_short.signal)
     if not report.is_sound:
         raise typer.Exit(1)

@@ -77,7 +77,8 @@ def transport(
 
     A round is what the scheduler of a server sees: it begins when the leader has the messages, and is over when all
     ranks hold them, decoded. No model is needed. An arm is a transport, or key=value pairs of transport, sync, name and
-    options such as transport.batch; the first is the baseline of every verdict.
+    options such as transport.batch; the first is the baseline of every verdict. What is interrupted reports the blocks
+    that are whole.
     """
     from tpserve.bench.transport.arms import matrix as combinations
     from tpserve.bench.transport.arms import read_arms
@@ -158,5 +159,7 @@ def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | N
         write_output(json, report.encode())
     if html is not None:
         write_output(html, page(report).encode())
+    if report.cut_short:
+        raise typer.Exit(128 + report.cut_short.signal)
     if not report.is_sound:
         raise typer.Exit(1)

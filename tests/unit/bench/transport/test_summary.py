@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 from tests.unit.bench.transport.made_up import GAP, make_measurement, make_plan
 
+from tpserve.bench.blocks import CutShort
 from tpserve.bench.transport.cases import Case, Load
 from tpserve.bench.transport.measure import Failure, Measurement, Plan, order
 from tpserve.bench.transport.records import CaseRecord, pack
@@ -217,6 +219,22 @@ def test_runs_that_broke_off_are_told() -> None:
     assert not report.is_sound
     assert report.outcome(0, "fast") is None
     assert report.verdicts_on(0, "same")
+    ElementTree.fromstring(page(report))
+
+
+def test_what_was_cut_short_says_so(tmp_path: Path) -> None:
+    plan = make_plan()
+    kept = [block for block in make_measurement(plan).blocks if block.number < 3]
+    report = summarise(plan, Measurement(kept, [], CutShort(3, signal.SIGTERM)), ARGV)
+    (tmp_path / "report.json").write_bytes(report.encode())
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80))
+
+    assert read_report(tmp_path / "report.json").cut_short == CutShort(3, signal.SIGTERM)
+    assert len(report.order) == 3
+    assert "2 ranks, 3 blocks" in out.getvalue()
+    assert out.getvalue().count("cut short by SIGTERM; whole blocks: 3 of 5") == 1
+    assert "cut short by SIGTERM; whole blocks: 3 of 5" in page(report)
     ElementTree.fromstring(page(report))
 
 
