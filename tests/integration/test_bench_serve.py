@@ -80,6 +80,21 @@ def test_a_server_that_runs_is_swept(bench: Any, server: FakeServer, tmp_path: P
     ElementTree.parse(tmp_path / "out.html")
 
 
+def test_a_server_that_is_starting_is_waited_for(model: Path, tmp_path: Path) -> None:
+    with FakeServer(TextCodec.from_folder(model)) as server:
+        arguments = ["--url", server.url, *SHORT, "--json", "out.json"]
+        with subprocess.Popen(
+            command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        ) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith(f"waiting for {server.url[7:]}, 600 s at most: ")
+            server.start()
+            assert (process.wait(HANG), process.stderr.read()) == (0, "")
+
+    [outcome] = read_report(tmp_path / "out.json").outcomes
+    assert (outcome.completed, outcome.failed) == (4, 0)
+
+
 def test_conversations_are_asked_as_chats(bench: Any, server: FakeServer, tmp_path: Path) -> None:
     talks = [
         {"conversations": [{"value": f"{number} what is it, please? "}, {"value": "x" * 24}]} for number in range(6)

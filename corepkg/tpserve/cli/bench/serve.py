@@ -85,9 +85,9 @@ def serve(
 ) -> None:
     """Measure whole servers under load, one against another.
 
-    --url measures a server that runs already. --a and --b start servers with tpserve launch, on free ports; they take
-    turns in random order, and the second is held against the first. The flags of the load are those of vLLM's bench.
-    What is interrupted reports the blocks that are whole.
+    --url measures a server that runs already, and waits up to 600 s for one that is starting. --a and --b start servers
+    with tpserve launch, on free ports; they take turns in random order, and the second is held against the first. The
+    flags of the load are those of vLLM's bench. What is interrupted reports the blocks that are whole.
     """
     from tpserve.bench.serve.arrivals import read_rates
     from tpserve.bench.serve.measure import Plan
