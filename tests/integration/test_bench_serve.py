@@ -80,6 +80,21 @@ def test_a_server_that_runs_is_swept(bench: Any, server: FakeServer, tmp_path: P
     ElementTree.parse(tmp_path / "out.html")
 
 
+def test_a_server_that_is_starting_is_waited_for(model: Path, tmp_path: Path) -> None:
+    with FakeServer(TextCodec.from_folder(model)) as server:
+        arguments = ["--url", server.url, *SHORT, "--json", "out.json"]
+        with subprocess.Popen(
+            command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        ) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith(f"waiting for {server.url[7:]}, 600 s at most: ")
+            server.start()
+            assert (process.wait(HANG), process.stderr.read()) == (0, "")
+
+    [outcome] = read_report(tmp_path / "out.json").outcomes
+    assert (outcome.completed, outcome.failed) == (4, 0)
+
+
 def test_conversations_are_asked_as_chats(bench: Any, server: FakeServer, tmp_path: Path) -> None:
     talks = [
         {"conversations": [{"value": f"{number} what is it, please? "}, {"value": "x" * 24}]} for number in range(6)
@@ -161,6 +176,28 @@ def test_an_interruption_leaves_nothing(
         assert (process.returncode, said) == (128 + signum, b"interrupted: there are no figures\n")
     assert psutil.wait_procs(servers, timeout=HANG)[1] == []
     assert run_dirs(runtime) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_after_whole_blocks_tells_what_they_brought(
+    server: FakeServer, tmp_path: Path, signum: signal.Signals
+) -> None:
+    arguments = ["--url", server.url, "--blocks", "100000", *SHORT, "--num-warmups", "0", "--json", "out.json"]
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            server.wait(lambda: len(server.seen) > 17)
+            process.send_signal(signum)
+            told, said = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    report = read_report(tmp_path / "out.json")
+
+    assert (process.returncode, said) == (128 + signum, b"")
+    assert report.cut_short is not None
+    assert (report.cut_short.signal, report.cut_short.blocks) == (signum, report.blocks)
+    assert report.blocks >= 3
+    assert report.outcomes[0].completed == 4 * report.blocks
+    assert f"cut short by {signum.name}; whole blocks: {report.blocks} of 100000" in told.decode()
 
 
 def run_dirs(runtime: Path) -> list[str]:

@@ -128,6 +128,33 @@ def test_a_run_that_breaks_off_is_told_and_the_others_count(bench: Any, site: An
     assert [outcome.blocks for outcome in report.outcomes] == [2]
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_after_whole_blocks_tells_what_they_brought(
+    runtime: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", *SHORT[:2], *SHORT[4:]]
+    command += ["--repeats", "1000", "--idle", "0", "--json", "out.json", "--html", "out.html"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            deadline = time.monotonic() + HANG
+            while not list(runtime.glob("tpserve/*/g2")):  # of the second block
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signum)
+            told, said = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    report = read_report(tmp_path / "out.json")
+
+    assert (process.returncode, said) == (128 + signum, b"")
+    assert report.cut_short is not None
+    assert (report.cut_short.signal, report.cut_short.blocks) == (signum, report.blocks)
+    assert [outcome.blocks for outcome in report.outcomes] == [report.blocks]
+    assert f"cut short by {signum.name}; whole blocks: {report.blocks} of 1000" in told.decode()
+    assert "cut short" in (tmp_path / "out.html").read_text()
+    assert run_dirs(runtime) == []
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interruption_leaves_nothing(runtime: Path, signum: signal.Signals) -> None:
     command = [sys.executable, "-m", "tpserve.cli.main", "bench", "transport", "--a", "zmq", "--rounds", "10000000"]

@@ -31,6 +31,8 @@ WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 46
 ROW = 26
 LONGEST_NAME = 17
+FURTHEST = 20.0
+"""An interval is drawn up to this factor from its value, on both sides."""
 MARKERS = (
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
     "M-4,-4h8v8h-8z",
@@ -148,7 +150,8 @@ def intervals(rows: Sequence[Interval], title: str) -> str:
     """Ratios with their intervals, one a row, beside a line at 1; ``title`` says what they are."""
     height = TOP + ROW * len(rows) + BOTTOM
     left, right = 120, WIDTH - 198
-    values = [1.0, *(value for row in rows for value in (row.low, row.high))]
+    ends = [(max(row.low, row.value / FURTHEST), min(row.high, row.value * FURTHEST)) for row in rows]
+    values = [1.0, *(value for low_and_high in ends for value in low_and_high)]
     axis = log_axis(values, title, lambda value: f"{value:g}×", most=5)
 
     def at(value: float) -> float:
@@ -161,12 +164,12 @@ def intervals(rows: Sequence[Interval], title: str) -> str:
         for v, text in axis.ticks
     ]
     parts.append(f'<line class="one" x1="{at(1):.1f}" y1="{TOP}" x2="{at(1):.1f}" y2="{bottom}"/>')
-    for index, row in enumerate(rows):
+    for index, (row, (low, high)) in enumerate(zip(rows, ends, strict=True)):
         y = TOP + ROW * (index + 0.5)
         parts.append(
             f'<g class="series s{row.style}"><text class="name" x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">'
             f"{escape(_short(row.name))}</text><title>{escape(row.name)}</title>"
-            f'<line class="interval" x1="{at(row.low):.1f}" y1="{y:.1f}" x2="{at(row.high):.1f}" y2="{y:.1f}"/>'
+            f'<line class="interval" x1="{at(low):.1f}" y1="{y:.1f}" x2="{at(high):.1f}" y2="{y:.1f}"/>'
             f'<path class="marker" transform="translate({at(row.value):.1f},{y:.1f})" d="{MARKERS[row.style]}"/>'
             f'<text class="name {row.tone}" x="{right + 14}" y="{y + 4:.1f}">{escape(row.text)}</text></g>'
         )

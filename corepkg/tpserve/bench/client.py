@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -14,7 +14,23 @@ from tpserve.bench.events import Events
 from tpserve.bench.http import BrokenOff, Origin, read_origin, send
 from tpserve.errors import LaunchError, TpserveError
 
-__all__ = ["RequestFailed", "Stream", "Summary", "complete", "get", "served_model", "stream", "summarise"]
+__all__ = [
+    "STARTUP",
+    "RequestFailed",
+    "Stream",
+    "Summary",
+    "await_ready",
+    "complete",
+    "get",
+    "served_model",
+    "stream",
+    "summarise",
+]
+
+STARTUP = 600.0
+"""Seconds that a server may take to be ready."""
+LOOK_SECONDS = 0.25
+"""Between looks whether it is."""
 
 
 class RequestFailed(TpserveError):
@@ -69,6 +85,12 @@ class Models(msgspec.Struct, frozen=True):
     data: list[Model]
 
 
+class Health(msgspec.Struct, frozen=True):
+    """What a server says that is not ready."""
+
+    reason: str = ""
+
+
 async def get(origin: Origin, path: str) -> tuple[int, bytes]:
     """The status and the body of a response.
 
@@ -80,16 +102,36 @@ async def get(origin: Origin, path: str) -> tuple[int, bytes]:
     return status, b"".join(pieces)
 
 
+async def await_ready(origin: Origin, note: Callable[[str], None], limit: float = STARTUP) -> None:
+    """Wait as long as the server says on ``/health`` that it is unavailable, as one does that is starting.
+
+    Args:
+        origin: of the server, of whatever kind: one that has no ``/health`` is taken as ready.
+        note: is told once, if there is something to wait for.
+        limit: seconds.
+
+    Raises:
+        LaunchError: there is no such server, or it is unavailable still.
+    """
+    reason = ""
+    try:
+        async with asyncio.timeout(limit):
+            while (found := await _ask(origin, "/health"))[0] == 503:
+                is_first, reason = not reason, _reason(found[1])
+                if is_first:
+                    note(f"waiting for {origin.name}, {limit:g} s at most: {reason}")
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise LaunchError(f"{origin.name} is not ready after {limit:g} s: {reason or 'no answer'}") from None
+
+
 async def served_model(origin: Origin) -> str:
     """The first model that the server has.
 
     Raises:
         LaunchError: there is no such server, or it has none.
     """
-    try:
-        status, body = await get(origin, "/v1/models")
-    except BrokenOff as error:
-        raise LaunchError(f"no server answers at {origin.name}: {error}", "Start one with `tpserve launch`") from None
+    status, body = await _ask(origin, "/v1/models")
     try:
         return msgspec.json.decode(body, type=Models).data[0].id
     except (msgspec.DecodeError, IndexError):
@@ -149,6 +191,21 @@ def summarise(streams: Sequence[Stream]) -> Summary:
         ttft=mean(stream.arrivals[0] - stream.sent for stream in streams),
         tpot=mean((stream.arrivals[-1] - stream.arrivals[0]) / max(1, stream.tokens - 1) for stream in streams),
     )
+
+
+async def _ask(origin: Origin, path: str) -> tuple[int, bytes]:
+    """As :func:`get`, of a server that may not be there."""
+    try:
+        return await get(origin, path)
+    except BrokenOff as error:
+        raise LaunchError(f"no server answers at {origin.name}: {error}", "Start one with `tpserve launch`") from None
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=Health).reason or "unavailable"
+    except msgspec.DecodeError:
+        return "unavailable"
 
 
 async def _complete_all(url: str, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:

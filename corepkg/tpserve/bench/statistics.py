@@ -24,6 +24,8 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 NORMAL = 1.960
 WIDE = 1.5
 """An interval whose ends are further apart than by this factor does not say that there is no difference."""
+USELESS = 10
+"""An interval whose ends are further apart than by this factor is not told: it is guesswork, as of two blocks."""
 FEWEST_BEYOND = 2
 """A quantile is told only if at least so many samples can be expected beyond it."""
 
@@ -74,7 +76,11 @@ class Ratio(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = f"{self.value:.3g}×" if self.is_difference else self.verdict
-        return f"{told} ({self.low:.3g} … {self.high:.3g})"
+        if self.high <= self.low * USELESS:
+            return f"{told} ({self.low:.3g} … {self.high:.3g})"
+        if not self.is_difference:
+            return told
+        return f"{told} (at most {self.high:.3g})" if self.high < 1 else f"{told} (at least {self.low:.3g})"
 
 
 def quantile(samples: Samples, share: float) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import typer
 
+from tpserve.bench.blocks import signal_of
 from tpserve.errors import ConfigError
 from tpserve.messages import MaxTokens, Temperature
 from tpserve.settings import flag_name
@@ -86,10 +86,18 @@ def check_output(*paths: Path | None) -> None:
                 raise ConfigError(f"{path}: there is no folder {folder}")
             if path.is_dir():
                 raise ConfigError(f"{path} is a folder", "Name a file in it")
-            if not os.access(path if path.exists() else folder, os.W_OK):
+            if not path.exists():
+                _try_out(path.resolve())
+            elif not os.access(path, os.W_OK):
                 raise ConfigError(f"{path} cannot be written")
         except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; links in a ring
             raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from None
+
+
+def _try_out(path: Path) -> None:
+    """Make a file and remove it: permissions do not tell whether that can be done, as in /proc."""
+    path.touch(exist_ok=False)
+    path.unlink()
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -107,7 +115,7 @@ def write_output(path: Path, content: bytes) -> None:
 def interrupted(stop: KeyboardInterrupt) -> typer.Exit:
     """Say that there are no figures; the exit code is 128 and the number of the signal, the argument of ``stop``."""
     typer.echo("interrupted: there are no figures", err=True)
-    return typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+    return typer.Exit(128 + signal_of(stop))
 
 
 def print_json(value: Any) -> None:

@@ -17,7 +17,7 @@ from tpserve.plugins.loading import stated_api
 from tpserve.plugins.options import describe_options
 from tpserve.plugins.registry import Entry, Plugin, Registry, Status
 from tpserve.settings import kind_flag
-from tpserve.values import did_you_mean
+from tpserve.values import closest, did_you_mean
 
 app = command_app()
 
@@ -85,8 +85,11 @@ def new_plugin(
     typer.echo("\n".join(str(file) for file in files))
     owner = taken_by(Registry.discover().entries(), kind, name)
     if owner:
+        article = "an" if kind[0] in "aeiou" else "a"
         typer.echo(
-            f"note: {owner} has a {kind} named {name} too; where both are installed, neither can be used", err=True
+            f"note: {owner} has {article} {kind} plugin named {name} too; "
+            "where both are installed, neither can be used",
+            err=True,
         )
     typer.echo(
         f"\nNext:\n  pip install -e '{folder}[dev]'\n  tpserve plugins check {kind}.{name}\n"
@@ -116,7 +119,8 @@ def check_plugin(
     """Test whether a plugin keeps its kind's contract.
 
     Runs the contract tests of tpserve.testing on the plugin as it is installed, with its default options, and tests of
-    its package. Needs pytest. The exit code is 0 if all pass, 1 if not, and 2 if it cannot be tested here.
+    its package. Needs pytest. The last line says what was skipped and why. The exit code is 0 if all pass, 1 if not,
+    and 2 if it cannot be tested here.
     """
     from tpserve.plugins.check import check_contract, choose_device
 
@@ -124,13 +128,15 @@ def check_plugin(
     entry = _find(registry, plugin)
     found = registry.load(entry.kind, entry.name)
     limit = limit or (60.0 if fast else 300.0)
-    if not check_contract(found, device=choose_device(found, device), fast=fast, limit=limit, failures=maxfail):
+    checked = check_contract(found, device=choose_device(found, device), fast=fast, limit=limit, failures=maxfail)
+    if not checked.passed:
         more = f"; testing stops after {maxfail} failures unless --maxfail says otherwise" if maxfail else ""
         typer.echo(f"{entry.key} breaks the contract of the {entry.kind} kind{more}", err=True)
         raise typer.Exit(1)
-    typer.echo(
-        f"{entry.key} keeps the contract of the {entry.kind} kind" + (", as far as --fast tests" if fast else "")
-    )
+    limits = ", as far as --fast tests" if fast else ""
+    if checked.skipped:
+        limits += f"; {sum(checked.skipped.values())} skipped: {', '.join(checked.skipped)}"
+    typer.echo(f"{entry.key} keeps the contract of the {entry.kind} kind{limits}")
 
 
 def plugin_rows(registry: Registry, entries: list[Entry]) -> list[dict[str, Any]]:
@@ -157,10 +163,22 @@ def _say_waiting(names: list[str]) -> None:
 def _find(registry: Registry, key: str) -> Entry:
     entries = {entry.key: entry for entry in registry.entries()}
     if key not in entries:
-        named = [full for full in entries if full.endswith(f".{key}")]
-        hint = f"Did you mean {named[0]!r}?" if named else did_you_mean(key, entries, what="Plugins are KIND.NAME")
-        raise UnknownPlugin(f"there is no plugin {key!r}", hint)
+        raise UnknownPlugin(f"there is no plugin {key!r}", _nearest(key, list(entries)))
     return entries[key]
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """A hint for a plugin that there is not: one of nearly that name, of its kind if it has one, or what there is."""
+    kind, dot, name = key.rpartition(".")
+    near = closest(kind, KINDS) if dot else ""
+    if near is None:
+        return f"Plugins are KIND.NAME, and kinds {', '.join(KINDS)}"
+    candidates = [each for each in known if each.startswith(f"{near}.")] if dot else known
+    names = {each.partition(".")[2]: each for each in reversed(candidates)}
+    found = closest(name, names)
+    if found is not None:
+        return f"Did you mean {names[found]!r}?"
+    return f"Plugins {f'of kind {near}' if dot else 'are KIND.NAME'}: {', '.join(candidates)}"
 
 
 def _description(plugin: Plugin, status: Status) -> dict[str, Any]:

@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import util
 from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
 
 from tpserve.errors import ConfigError, UnavailablePlugin
 from tpserve.plugins.registry import Plugin
 from tpserve.values import did_you_mean
 
-__all__ = ["check_contract", "choose_device"]
+__all__ = ["Checked", "check_contract", "choose_device"]
 
 TESTS = """\
 import pytest
@@ -40,9 +44,21 @@ GRACE = 10.0
 """Seconds that pytest has to clean up after itself when it is interrupted."""
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """What a contract's tests found.
+
+    Attributes:
+        passed: none failed.
+        skipped: how many were skipped, by the reason.
+    """
+
+    passed: bool
+    skipped: dict[str, int]
+
+
 def check_contract(
     plugin: Plugin, *, device: str = "cpu", fast: bool = False, limit: float = 300.0, failures: int = 0
-) -> bool:
+) -> Checked:
     """Test a plugin's package and its contract; pytest's output goes where this process's goes.
 
     A SIGTERM that comes meanwhile ends this process with SystemExit, and leaves nothing behind.
@@ -54,9 +70,6 @@ def check_contract(
         limit: seconds after which a test fails.
         failures: stop after so many tests have failed; 0: go on.
 
-    Returns:
-        Whether all tests passed.
-
     Raises:
         UnavailablePlugin: pytest is not installed.
     """
@@ -66,9 +79,16 @@ def check_contract(
         tests = Path(folder, f"test_{plugin.kind}_{plugin.name}.py")
         tests.write_text(TESTS.format(key=plugin.entry.key, device=device))
         command = [sys.executable, "-P", "-m", "pytest", *FLAGS, "-p", KIT, f"--rootdir={folder}", "-c", os.devnull]
-        command += [f"--tpserve-limit={limit:g}", f"--maxfail={failures}", *(["-m", "not slow"] if fast else [])]
+        report = Path(folder, "report.xml")
+        command += [
+            f"--junitxml={report}",
+            f"--tpserve-limit={limit:g}",
+            f"--maxfail={failures}",
+            *(["-m", "not slow"] if fast else []),
+        ]
         environ = {"TMPDIR": folder, PATIENCE_VARIABLE: f"{min(max(limit / 3, PATIENCE[0]), PATIENCE[1]):g}"}
-        return _run([*command, str(tests)], environ) == 0
+        passed = _run([*command, str(tests)], environ) == 0
+        return Checked(passed, _skipped(report))
 
 
 def choose_device(plugin: Plugin, wanted: str) -> str:
@@ -86,6 +106,14 @@ def choose_device(plugin: Plugin, wanted: str) -> str:
         hint = did_you_mean(wanted, ("auto", *devices), what="Devices")
         raise ConfigError(f"--device: {plugin.entry.key} does not offer {wanted!r}", hint)
     return devices[0] if wanted == "auto" else wanted
+
+
+def _skipped(report: Path) -> dict[str, int]:
+    """Why tests were skipped, and how many, from pytest's report; nothing if it did not come to write one."""
+    if not report.exists():
+        return {}
+    skips = ElementTree.parse(report).iter("skipped")  # noqa: S314 - it is our own
+    return dict(Counter(skip.get("message", "") for skip in skips).most_common())
 
 
 @contextmanager

@@ -72,13 +72,20 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def taken_by(entries: list[Entry], kind: str, name: str) -> str | None:
-    """Which installed distribution has a plugin of this kind and name already."""
-    return next((f"{e.distribution} {e.version}" for e in entries if (e.kind, e.name) == (kind, name)), None)
+    """Which other distribution that is installed has a plugin of this kind and name; pip replaces the new one's own."""
+    own = distribution_name(kind, name)
+    owners = (e for e in entries if (e.kind, e.name) == (kind, name) and _normal(e.distribution) != own)
+    return next((f"{e.distribution} {e.version}" for e in owners), None)
 
 
 def usage(kind: str, name: str) -> str:
     """The flags of ``tpserve launch`` with which a new plugin has something to do."""
     return f"{kind_flag(kind)} {name}" + (" --tp 2" if kind in ("transport", "sync", "comm") else "")
+
+
+def _normal(distribution: str) -> str:
+    """A distribution's name as an index and pip compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _words(kind: str, name: str) -> dict[str, str]:

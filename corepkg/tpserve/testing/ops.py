@@ -180,7 +180,7 @@ class OpsContract(DrawContract):
     def test_a_graph_may_hold_everything(self, dtype: str) -> None:
         """Recorded once, every step computes what it does for other numbers in the same places."""
         if not self.capabilities.cuda_graph or not torch.cuda.is_available():
-            pytest.skip("for what a CUDA graph can hold")
+            pytest.skip("has no CUDA graph")
         ops = self.make()
         weights = [self.draw(128, 64, dtype=dtype, seed=s) / 8 for s in (0, 1)]
         linear, gated, norm = ops.linear(weights[0]), ops.gated_linear(weights[1]), self.draw(64, dtype=dtype)

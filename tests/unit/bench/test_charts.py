@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpserve.bench.charts import STYLES, log_axis, style_of
+from tpserve.bench.charts import FURTHEST, STYLES, Interval, intervals, log_axis, style_of
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_an_axis_has_at_least_two_ticks_and_holds_all_values(low: float, high: f
 
 def test_only_the_baseline_is_grey() -> None:
     assert [style_of(place) for place in range(STYLES + 2)] == [*range(STYLES), 1, 2]
+
+
+def test_an_interval_that_tells_nothing_leaves_the_others_room() -> None:
+    absurd = Interval("x", 1, 1.0, 1e-15, 1e15, "cannot tell", "quiet")
+    cut = Interval("x", 1, 1.0, 1 / FURTHEST, FURTHEST, "cannot tell", "quiet")
+
+    assert intervals([absurd], "ratio") == intervals([cut], "ratio")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Timer
 from typing import Any
 
 import pytest
 from tests.unit.bench.answering import answering
 
-from tpserve.bench.client import RequestFailed, Stream, complete, served_model, stream, summarise
+from tpserve.bench.client import RequestFailed, Stream, await_ready, complete, served_model, stream, summarise
 from tpserve.bench.http import read_origin
 from tpserve.errors import LaunchError
+from tpserve.frontend.text import TextCodec
 from tpserve.testing.fake_server import FakeServer
 
 
@@ -35,6 +37,39 @@ def test_a_completion_is_counted_as_the_server_does_and_every_text_is_timed(serv
     assert (seen.prompt_tokens, seen.tokens, seen.cached_tokens) == (3, 4, 0)
     assert 1 <= len(seen.arrivals) <= 3
     assert seen.sent < seen.arrivals[0] <= seen.arrivals[-1]
+
+
+def test_a_server_that_is_starting_is_waited_for(codec: TextCodec) -> None:
+    said: list[str] = []
+    with FakeServer(codec) as server:
+
+        def note(text: str) -> None:
+            said.append(text)
+            Timer(0.3, server.start).start()
+
+        asyncio.run(await_ready(read_origin(server.url), note, 60))
+        assert ask(server.url, "/v1/completions", prompt="abc", max_tokens=2).tokens == 2
+        asyncio.run(await_ready(read_origin(server.url), note, 60))
+
+    assert said == [f"waiting for {server.url[7:]}, 60 s at most: starting"]
+
+
+def test_it_is_not_waited_for_in_eternity(codec: TextCodec) -> None:
+    with (
+        FakeServer(codec) as server,
+        pytest.raises(LaunchError, match=r"is not ready after 0\.1 s: starting"),
+    ):
+        asyncio.run(await_ready(read_origin(server.url), lambda text: None, 0.1))
+    with pytest.raises(LaunchError, match="no server answers"):
+        asyncio.run(await_ready(read_origin("http://127.0.0.1:1"), lambda text: None, 60))
+
+
+def test_a_server_of_another_kind_has_perhaps_no_health() -> None:
+    async def run() -> None:
+        async with answering(b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n") as origin:
+            await await_ready(origin, pytest.fail, 60)
+
+    asyncio.run(run())
 
 
 def test_the_role_of_a_chat_is_no_text() -> None:

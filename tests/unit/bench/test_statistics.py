@@ -81,8 +81,15 @@ def test_a_wide_interval_tells_nothing() -> None:
     found = Ratio(0.3, 1e-8, 240.0)
 
     assert found.verdict == "cannot tell"
-    assert str(found) == "cannot tell (1e-08 … 240)"
+    assert str(found) == "cannot tell"
     assert found.tone(more_is_better=True) == "quiet"
+    assert str(Ratio(1.1, 0.6, 2.0)) == "cannot tell (0.6 … 2)"
+
+
+def test_of_a_wide_interval_only_the_end_is_told_that_shows_the_difference() -> None:
+    assert str(Ratio(0.1, 4.8e-15, 0.3)) == "0.1× (at most 0.3)"
+    assert str(Ratio(10.0, 3.0, 6.43e8)) == "10× (at least 3)"
+    assert str(Ratio(0.1, 0.05, 0.3)) == "0.1× (0.05 … 0.3)"
 
 
 def test_blocks_that_differ_widen_the_interval() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpserve.cli.common import write_output
+from tpserve.cli.common import check_output, write_output
 from tpserve.cli.main import main
 from tpserve.errors import ConfigError
 from tpserve.testing.models import make_model
@@ -48,7 +48,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --arrival trace", "error: --arrival trace needs --trace FILE"),
         ("--a zmq --heartbeat 5 --watchdog 2", "error: heartbeat is 5 s and watchdog 2 s"),
         ("--a zmq --cpu-affinity 0;1;2", "error: cpu_affinity has 3 lists of cores for 2 ranks"),
-        ("--a zmq --b zmq", "hint: Give one of them another name with name="),
+        ("--arm zmq --arm zmq", "hint: Give one of them another name with name="),
         ("--a zmq --gap 10 --arrival poisson", "error: --gap lies between paced rounds"),
         ("--a zmq --gap 10 --free-running", "error: --gap lies between paced rounds"),
         ("--a zmq --step 10 --free-running", "error: --step lies between paced rounds"),
@@ -57,6 +57,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --messages 2 --arrival trace --trace x", "error: --messages is how many there are in a round"),
         ("--a zmq --trace x", "error: --trace says when messages arrive by themselves"),
         ("--a zmq --trace x --arrival poisson", "error: --trace says when messages arrive by themselves"),
+        ("--b zmq", "hint: --b needs --a"),
+        ("--b zmq --arm nng", "hint: --b needs --a"),
+        ("--a zmq --watchdog 0.001", "error: --watchdog: expected a number from 1 to 1000000, found 0.001"),
+        ("--a zmq --watchdog 0.1", "error: --watchdog: expected a number from 1 to 1000000, found 0.1"),
+        ("--a zmq --heartbeat 0", "error: --heartbeat: expected a number from 0.01 to 1000000, found 0.0"),
         ("--messages 1", "error: there is nothing to compare"),
     ],
 )
@@ -82,6 +87,7 @@ def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Ref
         (["--a", "", "--backend", "openai-chat"], "error: --dataset-name random sends token ids"),
         (["--a", "--help"], "error: A: the bench starts servers its own way, without --help\nhint: Leave --help out"),
         (["--a", "", "--b", "--port=1"], "error: B: the bench starts servers its own way, without --port=1"),
+        (["--b", "--sync gloo"], "hint: --b needs --a"),
         (["--a", "", "--json", "/"], "error: / is a folder"),
         (["--a", "", "--html", "nowhere/x.html"], "error: nowhere/x.html: there is no folder"),
     ],
@@ -108,6 +114,22 @@ def test_so_does_one_about_engines(
     monkeypatch.setattr("tpserve.bench.offline.LLM", None)
     model = make_model(tmp_path / "model", "llama")
     assert says in refused("offline", "--model", str(model), *arguments.split())
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_told_before_anything_runs(refused: Refused) -> None:
+    """Permissions do not tell of it: root may write in /proc."""
+    for bench, flag in (("transport", "--json"), ("transport", "--html"), ("serve", "--json"), ("offline", "--json")):
+        arm = [] if bench == "offline" else ["--a", "zqm"]
+        assert "error: /proc/tpserve.x cannot be written: " in refused(bench, *arm, flag, "/proc/tpserve.x")
+
+
+def test_trying_whether_a_file_can_be_written_leaves_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("figures")
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    check_output(tmp_path / "new", tmp_path / "old", tmp_path / "link")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old"]
+    assert (tmp_path / "old").read_text() == "figures"
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")

@@ -103,6 +103,9 @@ main()
         (["plugins", "list", "--kind", "polcy"], "hint: Did you mean 'policy'?"),
         (["plugins", "show", "zmq"], "error: there is no plugin 'zmq'\nhint: Did you mean 'transport.zmq'?"),
         (["plugins", "show", "policy.fcsf"], "hint: Did you mean 'policy.fcfs'?"),
+        (["plugins", "show", "transport.nope"], "hint: Plugins of kind transport: transport.gloo, transport.inproc, "),
+        (["plugins", "show", "transprt.zmq"], "hint: Did you mean 'transport.zmq'?"),
+        (["plugins", "show", "kind.zmq"], "hint: Plugins are KIND.NAME, and kinds transport, sync, "),
         (["plugins", "show", "nothing"], "hint: Plugins are KIND.NAME: transport.gloo, "),
     ],
 )

@@ -46,6 +46,15 @@ def test_what_keeps_the_contract_passes(run_cli: Any) -> None:
     assert done.stdout.endswith("policy.fcfs keeps the contract of the policy kind\n")
 
 
+def test_what_was_skipped_is_told_with_the_reason(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run_cli("plugins", "check", "ops.torch", "--fast")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = "ops.torch keeps the contract of the ops kind, as far as --fast tests; 3 skipped: has no CUDA graph\n"
+    assert done.stdout.endswith(kept)
+
+
 def test_what_breaks_it_fails_and_says_where(run_cli: Any, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"careless/plugin.py": CARELESS_PLUGIN, "careless/policy.py": CARELESS_POLICY}
     site.add("careless", {"policy.careless": "careless.plugin"}, files)

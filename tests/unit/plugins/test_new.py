@@ -126,6 +126,28 @@ def test_a_name_may_be_taken() -> None:
     assert taken_by(entries, "policy", "zmq") is None
 
 
+def test_a_package_that_pip_replaces_takes_no_name(site: Any) -> None:
+    """As when one writes it anew in another folder."""
+    site.add("Tpserve_policy.my-idea", {"policy.my_idea": "mine.plugin"}, {"mine/plugin.py": ""})
+    site.add("other", {"policy.your_idea": "other.plugin"}, {"other/plugin.py": ""})
+    entries = Registry.discover().entries()
+
+    assert taken_by(entries, "policy", "my_idea") is None
+    assert (taken_by(entries, "policy", "your_idea") or "").startswith("other ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("attention", "torch", " has an attention plugin named torch too"),
+        ("ops", "torch", " has an ops plugin named"),
+        ("sync", "shm", " has a sync plugin named"),
+    ],
+)
+def test_the_note_about_a_name_that_is_taken_is_english(run_cli: Any, kind: str, name: str, says: str) -> None:
+    assert says in run_cli("plugins", "new", kind, name).stderr
+
+
 def test_the_command_writes_and_says_what_is_next(run_cli: Any, tmp_path: Path) -> None:
     done = run_cli("plugins", "new", "policy", "fcfs")
 

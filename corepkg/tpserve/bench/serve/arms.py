@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from tpserve.bench.client import await_ready
+from tpserve.bench.http import read_origin
 from tpserve.bench.server import composition, serving
 from tpserve.errors import ConfigError, LaunchError
 
@@ -38,12 +42,13 @@ class Arm(msgspec.Struct, frozen=True):
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        """Its address, for as long as it is needed.
+        """Its address, for as long as it is needed; one that runs already may be starting still.
 
         Raises:
-            LaunchError: it does not start.
+            LaunchError: it does not start, or is not there.
         """
         if self.url:
+            asyncio.run(await_ready(read_origin(self.url), _note))
             yield self.url
             return
         try:
@@ -76,6 +81,10 @@ def launched(name: str, flags: str) -> Arm:
 def running(url: str) -> Arm:
     """An arm that runs already."""
     return Arm("server", url=url)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _named(name: str, error: LaunchError) -> LaunchError:

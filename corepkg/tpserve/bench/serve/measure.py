@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tpserve.bench.blocks import random_order
+from tpserve.bench.blocks import CutShort, random_order, signal_of
 from tpserve.bench.client import served_model
 from tpserve.bench.http import Origin, read_origin
 from tpserve.bench.serve.arms import Arm
@@ -19,7 +19,7 @@ from tpserve.bench.serve.load import Sample, drive
 from tpserve.bench.serve.prompts import Prompts, Workload, request
 from tpserve.bench.statistics import REPLICATES
 
-__all__ = ["Plan", "Run", "measure"]
+__all__ = ["Measurement", "Plan", "Run", "measure"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,24 +70,38 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     counted: Counts | None
 
 
+class Measurement(msgspec.Struct, frozen=True):
+    """All runs, in the order in which they were made; of those that a signal ended the whole blocks."""
+
+    runs: list[Run]
+    cut_short: CutShort | None = None
+
+
 Progress = Callable[[str], None]
 """Called after each run with the name of its arm."""
 
 
-def measure(plan: Plan, progress: Progress) -> list[Run]:
-    """Run everything. No server that was started is left, whatever way it ends.
+def measure(plan: Plan, progress: Progress) -> Measurement:
+    """Run everything, or until a signal comes. No server that was started is left, whatever way it ends.
 
     Raises:
+        KeyboardInterrupt: a signal came before a whole block was there.
         ConfigError: prompts cannot be had.
         LaunchError: a server does not start, or none answers.
     """
     prompts = Prompts(plan.workload)
     runs: list[Run] = []
-    for block, arms in enumerate(random_order(len(plan.arms), plan.blocks, plan.seed)):
-        for arm in arms:
-            with plan.arms[arm].serving() as url:
-                runs += asyncio.run(_Turn(plan, prompts, block, arm).run(url, progress))
-    return runs
+    try:
+        for block, arms in enumerate(random_order(len(plan.arms), plan.blocks, plan.seed)):
+            for arm in arms:
+                with plan.arms[arm].serving() as url:
+                    runs += asyncio.run(_Turn(plan, prompts, block, arm).run(url, progress))
+    except KeyboardInterrupt as stop:
+        whole = len(runs) // (len(plan.arms) * len(plan.rates))
+        if not whole:
+            raise
+        return Measurement([run for run in runs if run.block < whole], CutShort(whole, signal_of(stop)))
+    return Measurement(runs)
 
 
 class _Turn:

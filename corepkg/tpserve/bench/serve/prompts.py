@@ -121,7 +121,12 @@ def _read_questions(workload: Workload) -> list[Prompt]:
         raise ConfigError(f"{path} is not in ShareGPT's format: {error}") from None
     prompts = [prompt for talk in talks if (prompt := _first_question(talk, workload.output_len))]
     if len(prompts) < workload.num_prompts:
-        raise ConfigError(f"{path} has {len(prompts)} conversations of a useful length, fewer than --num-prompts")
+        raise ConfigError(
+            f"{path} has {len(prompts)} conversations of a useful length, fewer than --num-prompts "
+            f"{workload.num_prompts}",
+            f"Useful: question and answer of {SHORTEST} tokens or more, the question of {LONGEST_PROMPT} at most, and "
+            f"{LONGEST} with what is generated; {CHARACTERS_PER_TOKEN} characters count as a token",
+        )
     return prompts
 
 

@@ -11,7 +11,7 @@ import msgspec
 from tpserve.bench.charts import Interval, Series, intervals, line_chart, log_axis, number, tail_axis
 from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.serve.arrivals import Rate, say_rate
-from tpserve.bench.serve.report_terminal import conditions, figures, notes
+from tpserve.bench.serve.report_terminal import UNSURE, conditions, figures, notes
 from tpserve.bench.serve.results import Measure, Outcome, Report, label
 
 __all__ = ["page"]
@@ -31,11 +31,15 @@ def page(report: Report) -> str:
 def _head(report: Report) -> Iterator[str]:
     yield "<h1>Whole servers under load</h1>"
     yield f'<p class="quiet">{escape(conditions(report))}; {escape(report.about.date)}</p>'
+    if report.cut_short:
+        yield f'<p class="bad">{escape(report.cut_short.say(report.plan.blocks))}.</p>'
     if len(report.plan.arms) > 1:
         yield (
             "<p>Arms took turns in random order, each time on a fresh server; intervals are 95 % bootstrap intervals "
             "over blocks.</p>"
         )
+    if report.is_unsure:
+        yield f"<p>{escape(UNSURE)}.</p>"
     links = "".join(
         f'<a href="#rate{index}">{escape(say_rate(rate))}</a>' for index, rate in enumerate(report.plan.rates)
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from tpserve.bench.page import cell
 from tpserve.bench.serve.arrivals import Rate, say_rate
 from tpserve.bench.serve.results import Measure, Outcome, Report, label
+from tpserve.bench.terminal import Grid
 
-__all__ = ["conditions", "figures", "notes", "print_report"]
+__all__ = ["UNSURE", "conditions", "figures", "notes", "print_report"]
 
+UNSURE = "cannot tell: more --blocks make intervals narrower"
 STYLES = {"good": "green", "bad": "red", "quiet": "dim"}
 LATE = 0.1
 """The share of the mean time to first token by which a client may be late before that is worth a word."""
@@ -27,6 +27,10 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(f"{arm.name}: {arm}"))
     for rate in report.plan.rates:
         console.print(_rate(report, rate))
+    if report.cut_short:
+        console.print(Text(report.cut_short.say(report.plan.blocks), style="bold red"))
+    if report.is_unsure:
+        console.print(Text(UNSURE, style="dim"))
     if len(report.plan.arms) > 1 and not report.verdicts:
         console.print(Text("no verdict: one block cannot tell a difference from chance", style="dim"))
 
@@ -40,7 +44,7 @@ def conditions(report: Report) -> str:
     else:
         what = f"{load.num_prompts} prompts of {load.dataset_path}"
     limit = f", at most {plan.max_concurrency} at a time" if plan.max_concurrency else ""
-    blocks = f"{plan.blocks} block" + "s" * (plan.blocks > 1)
+    blocks = f"{report.blocks} block" + "s" * (report.blocks > 1)
     return f"{what}{limit}; {blocks}, seed {plan.seed}; {about.cpu}, {about.cores} cores, load {about.load[0]:.1f}"
 
 
@@ -76,22 +80,18 @@ def _rate(report: Report, rate: Rate) -> Group:
     return Group("", title, _table(report, rate, outcomes), *said)
 
 
-def _table(report: Report, rate: Rate, outcomes: Sequence[Outcome]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("ms, if not said", no_wrap=True)
-    for outcome in outcomes:
-        table.add_column(outcome.arm, justify="right", no_wrap=True)
+def _table(report: Report, rate: Rate, outcomes: Sequence[Outcome]) -> Grid:
+    heading = ["ms, if not said", *(outcome.arm for outcome in outcomes)]
     if report.verdicts:
-        table.add_column(f"{outcomes[1].arm} over {outcomes[0].arm}", no_wrap=True)
-    table.add_row("answered", *(f"{outcome.completed:,}" for outcome in outcomes))
+        heading.append(f"{outcomes[1].arm} over {outcomes[0].arm}")
+    rows: list[list[str | Text]] = [["answered", *(f"{outcome.completed:,}" for outcome in outcomes)]]
     if any(outcome.failed for outcome in outcomes):
-        table.add_row("failed", *(Text(f"{outcome.failed:,}", style="red") for outcome in outcomes))
-    table.add_row("requests/s", *(cell(outcome.request_throughput) for outcome in outcomes))
-    table.add_row("all tokens/s", *(cell(outcome.total_throughput) for outcome in outcomes))
+        rows.append(["failed", *(Text(f"{outcome.failed:,}", style="red") for outcome in outcomes)])
+    rows.append(["requests/s", *(cell(outcome.request_throughput) for outcome in outcomes)])
+    rows.append(["all tokens/s", *(cell(outcome.total_throughput) for outcome in outcomes)])
     values = [{(measure, figure): value for measure, figure, value in figures(outcome)} for outcome in outcomes]
     for measure, figure in dict.fromkeys(key for found in values for key in found):
-        row = [cell(found.get((measure, figure))) for found in values]
+        row: list[str | Text] = [label(measure, figure), *(cell(found.get((measure, figure))) for found in values)]
         verdict = report.verdict(rate, measure, figure)
-        said = [Text(str(verdict.ratio), style=STYLES[verdict.tone])] if verdict else []
-        table.add_row(label(measure, figure), *row, *said)
-    return table
+        rows.append([*row, Text(str(verdict.ratio), style=STYLES[verdict.tone])] if verdict else row)
+    return Grid(heading, rows, figures=len(outcomes))

@@ -12,7 +12,7 @@ from tpserve.bench.blocks import random_order
 from tpserve.bench.host import about
 from tpserve.bench.serve.counters import Counts
 from tpserve.bench.serve.load import Sample
-from tpserve.bench.serve.measure import Plan, Run
+from tpserve.bench.serve.measure import Measurement, Plan, Run
 from tpserve.bench.serve.results import Latency, Measure, Outcome, Report, Verdict
 from tpserve.bench.statistics import compare, curve, quantile, replicate
 
@@ -29,8 +29,9 @@ MOST_DRAWS = 20_000_000
 Samples = npt.NDArray[np.float64]
 
 
-def summarise(plan: Plan, runs: Sequence[Run], argv: Sequence[str]) -> Report:
+def summarise(plan: Plan, measured: Measurement, argv: Sequence[str]) -> Report:
     """Boil a measurement down."""
+    runs = measured.runs
     outcomes, verdicts = [], []
     for rate in range(len(plan.rates)):
         by_arm = [[run for run in runs if (run.rate, run.arm) == (rate, arm)] for arm in range(len(plan.arms))]
@@ -38,14 +39,16 @@ def summarise(plan: Plan, runs: Sequence[Run], argv: Sequence[str]) -> Report:
         if len(by_arm) == 2 and plan.blocks > 1:
             verdicts += _verdicts(plan, rate, *by_arm)
     order = random_order(len(plan.arms), plan.blocks, plan.seed)
+    ran = order[: measured.cut_short.blocks if measured.cut_short else None]
     return Report(
         argv=list(argv),
         about=about(PACKAGES),
         plan=plan,
-        order=[[plan.arms[arm].name for arm in arms] for arms in order],
+        cut_short=measured.cut_short,
+        order=[[plan.arms[arm].name for arm in arms] for arms in ran],
         outcomes=outcomes,
         verdicts=verdicts,
-        runs=list(runs),
+        runs=runs,
     )
 
 

@@ -7,7 +7,7 @@ matrix as axes, ``transport=zmq,nng`` and ``sync=gloo,inband``, whose every comb
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -57,19 +57,22 @@ def matrix(axes: Sequence[str]) -> list[str]:
     return [",".join(combination) for combination in itertools.product(*choices)] if choices else []
 
 
-def read_arms(texts: Iterable[str], options: OptionTable, registry: Registry) -> list[Arm]:
+def read_arms(texts: Sequence[str], options: OptionTable, registry: Registry, *, is_pair: bool = False) -> list[Arm]:
     """Read and check the arms of a comparison.
 
     Args:
         texts: how each is written.
         options: what is set for all, as in ``ServeConfig.options``.
         registry: the plugins there are.
+        is_pair: the first two may be the same, to see what is chance; the second is called ``zmq+shm (2)`` then.
 
     Raises:
         ConfigError: an arm is written wrongly, or two have the same name.
         PluginError: a part does not exist or cannot be used.
     """
     arms = [_read_arm(text, options, registry) for text in texts]
+    if is_pair and arms[0].name == arms[1].name and "name" not in _words(texts[1]):
+        arms[1] = msgspec.structs.replace(arms[1], name=f"{arms[1].name} (2)")
     names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tpserve.bench.blocks import random_order
+from tpserve.bench.blocks import CutShort, random_order, signal_of
 from tpserve.bench.statistics import REPLICATES
 from tpserve.bench.transport.arms import Arm
 from tpserve.bench.transport.board import Board
@@ -87,10 +87,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """All runs, in the order in which they were made."""
+    """All runs, in the order in which they were made; of those that a signal ended the whole blocks."""
 
     blocks: list[Block]
     failures: list[Failure]
+    cut_short: CutShort | None = None
 
 
 Progress = Callable[[str], None]
@@ -103,22 +104,32 @@ def order(plan: Plan) -> list[list[int]]:
 
 
 def measure(plan: Plan, progress: Progress) -> Measurement:
-    """Run everything. No process or file is left, whatever way it ends.
+    """Run everything, or until a signal comes. No process or file is left, whatever way it ends.
 
     Raises:
-        KeyboardInterrupt: a signal came, which is its argument.
+        KeyboardInterrupt: a signal, its argument, came before a whole block was there.
         ConfigError: ``cpu_affinity`` is not understood.
     """
     found = Measurement([], [])
     runs = [(number, arm) for number, arms in enumerate(order(plan)) for arm in arms]
-    with RunDir.create() as run_dir, closing(Watch()) as watch, watch.signals(signal.SIGINT, signal.SIGTERM):
-        for generation, (number, arm) in enumerate(runs, 1):
-            try:
-                records = _run(plan, arm, number, Layout(run_dir.path, generation), watch)
-                found.blocks.append(Block(number, arm, records))
-            except Trouble as trouble:
-                found.failures.append(Failure(number, plan.arms[arm].name, trouble.report))
-            progress(plan.arms[arm].name)
+    try:
+        with RunDir.create() as run_dir, closing(Watch()) as watch, watch.signals(signal.SIGINT, signal.SIGTERM):
+            for generation, (number, arm) in enumerate(runs, 1):
+                try:
+                    records = _run(plan, arm, number, Layout(run_dir.path, generation), watch)
+                    found.blocks.append(Block(number, arm, records))
+                except Trouble as trouble:
+                    found.failures.append(Failure(number, plan.arms[arm].name, trouble.report))
+                progress(plan.arms[arm].name)
+    except KeyboardInterrupt as stop:
+        whole = (len(found.blocks) + len(found.failures)) // len(plan.arms)
+        if not whole:
+            raise
+        return Measurement(
+            [block for block in found.blocks if block.number < whole],
+            [failure for failure in found.failures if failure.block < whole],
+            CutShort(whole, signal_of(stop)),
+        )
     return found
 
 

@@ -10,7 +10,7 @@ import msgspec
 from tpserve.bench.charts import Interval, Series, intervals, key, line_chart, log_axis, style_of, tail_axis
 from tpserve.bench.page import cell, details, document, figure, legend, repeat, table
 from tpserve.bench.transport.cases import size_text
-from tpserve.bench.transport.report_terminal import conditions
+from tpserve.bench.transport.report_terminal import UNSURE, conditions
 from tpserve.bench.transport.results import Measure, Outcome, Report, Verdict, plain
 
 __all__ = ["page"]
@@ -28,6 +28,8 @@ def page(report: Report) -> str:
 def _head(report: Report) -> Iterator[str]:
     yield "<h1>Rounds over different transports</h1>"
     yield f'<p class="quiet">{escape(conditions(report))}; {escape(report.about.date)}</p>'
+    if report.cut_short:
+        yield f'<p class="bad">{escape(report.cut_short.say(report.plan.blocks))}.</p>'
     yield (
         "<p>A round begins when the leader has the messages and is over when all ranks hold them, decoded. Arms took "
         "turns in random order, each time in fresh processes; intervals are 95 % bootstrap intervals over blocks.</p>"
@@ -36,6 +38,8 @@ def _head(report: Report) -> Iterator[str]:
         yield '<p class="bad">Messages were lost, or runs broke off: no figure here can be trusted.</p>'
     if report.says_nothing:
         yield "<p>No verdict: one block says nothing.</p>"
+    if report.is_unsure:
+        yield f"<p>{escape(UNSURE)}.</p>"
     for failure in report.failures:
         yield details(f"block {failure.block} of {failure.arm} broke off", failure.error)
     links = "".join(f'<a href="#case{index}">{escape(str(case))}</a>' for index, case in enumerate(report.cases))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
+from tpserve.bench.terminal import Grid
 from tpserve.bench.transport.cases import Load
 from tpserve.bench.transport.results import Outcome, Report, Verdict
 
-__all__ = ["conditions", "print_report", "say_load"]
+__all__ = ["UNSURE", "conditions", "print_report", "say_load"]
+
+UNSURE = "cannot tell: more --repeats make intervals narrower"
+
+
+HEADING = ("arm", "p50 µs", "p90", "p99", "p99.9", "msg/s", "MB/s", "CPU s/1k", "MiB", "lost")
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -18,6 +22,10 @@ def print_report(report: Report, console: Console) -> None:
     console.print(Text(conditions(report), style="dim"))
     for case in range(len(report.cases)):
         console.print(_case(report, case))
+    if report.cut_short:
+        console.print(Text(report.cut_short.say(report.plan.blocks), style="bold red"))
+    if report.is_unsure:
+        console.print(Text(UNSURE, style="dim"))
     if report.says_nothing:
         console.print(Text("no verdict: one block says nothing", style="dim"))
     if report.idle:
@@ -32,7 +40,7 @@ def conditions(report: Report) -> str:
     """Under which conditions it was measured, in one line."""
     plan, about = report.plan, report.about
     return (
-        f"{plan.ranks} ranks, {plan.blocks} blocks, {say_load(plan.load)}, seed {plan.seed}; {about.cpu}, "
+        f"{plan.ranks} ranks, {report.blocks} blocks, {say_load(plan.load)}, seed {plan.seed}; {about.cpu}, "
         f"{about.cores} cores, load {about.load[0]:.1f}"
     )
 
@@ -55,13 +63,9 @@ def say_load(load: Load) -> str:
 
 def _case(report: Report, index: int) -> Group:
     case = report.cases[index]
-    figures = _table()
-    for heading in ("p50 µs", "p90", "p99", "p99.9", "msg/s", "MB/s", "CPU s/1k", "MiB", "lost"):
-        figures.add_column(heading, justify="right", no_wrap=True)
-    for arm in report.arms:
-        outcome = report.outcome(index, arm.name)
-        if outcome is not None:
-            figures.add_row(arm.name, *_figures(outcome))
+    outcomes = [report.outcome(index, arm.name) for arm in report.arms]
+    rows = [[outcome.arm, *_figures(outcome)] for outcome in outcomes if outcome is not None]
+    figures = Grid(HEADING, rows, figures=len(HEADING))
     verdicts = [found for arm in report.arms if (found := report.verdicts_on(index, arm.name))]
     many = f"{case.rounds * case.messages} arrivals" if report.plan.load.is_timed else f"{case.rounds} rounds"
     title = Text(f"{case}, {many} a block", style="bold")
@@ -88,14 +92,13 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _verdicts(verdicts: list[list[Verdict]]) -> Table:
-    table = _table()
-    table.columns[0].header = f"over {verdicts[0][0].baseline}"
-    for verdict in verdicts[0]:
-        table.add_column(verdict.measure, no_wrap=True)
-    for found in verdicts:
-        table.add_row(found[0].arm, *(Text(str(verdict.ratio), style=_style(verdict)) for verdict in found))
-    return table
+def _verdicts(verdicts: list[list[Verdict]]) -> Grid:
+    heading = [f"over {verdicts[0][0].baseline}", *(verdict.measure for verdict in verdicts[0])]
+    rows = [
+        [Text(found[0].arm), *(Text(str(verdict.ratio), style=_style(verdict)) for verdict in found)]
+        for found in verdicts
+    ]
+    return Grid(heading, rows)
 
 
 def _style(verdict: Verdict) -> str:
@@ -105,16 +108,7 @@ def _style(verdict: Verdict) -> str:
 
 
 def _idle(report: Report) -> Group:
-    table = _table()
-    for rank in range(report.plan.ranks):
-        table.add_column(f"rank {rank}", justify="right")
-    for idle in report.idle:
-        table.add_row(idle.arm, *(f"{share:.2f}" for share in idle.cpu_percent))
-    return Group("", Text("idle, CPU in percent of a core", style="bold"), table)
-
-
-def _table() -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.padding = (0, 1, 0, 0)
-    table.add_column("arm", no_wrap=True)
-    return table
+    ranks = report.plan.ranks
+    heading = ["arm", *(f"rank {rank}" for rank in range(ranks))]
+    rows = [[idle.arm, *(f"{share:.2f}" for share in idle.cpu_percent)] for idle in report.idle]
+    return Group("", Text("idle, CPU in percent of a core", style="bold"), Grid(heading, rows, figures=ranks))

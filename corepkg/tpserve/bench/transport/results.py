@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from tpserve.bench.blocks import CutShort
 from tpserve.bench.host import About
 from tpserve.bench.statistics import Curve, Finding, Ratio
 from tpserve.bench.transport.arms import Arm
@@ -109,6 +110,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         argv: the command line.
         about: where and with what.
         plan: what was measured, with every option of every part and the seed.
+        cut_short: by which signal after how many of the plan's blocks; None if it ran to its end.
         order: for each block the arms in the order in which they ran.
         outcomes: by case, then by arm.
         idle: by arm; empty if it was not measured.
@@ -121,6 +123,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str]
     about: About
     plan: Plan
+    cut_short: CutShort | None = None
     order: list[list[str]]
     outcomes: list[Outcome]
     idle: list[Idle]
@@ -136,6 +139,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def cases(self) -> list[Case]:
         """The cases."""
         return self.plan.cases
+
+    @property
+    def blocks(self) -> int:
+        """How many there are in here."""
+        return len(self.order)
+
+    @property
+    def is_unsure(self) -> bool:
+        """There is something that more blocks might tell."""
+        return any(found.verdict == "cannot tell" for found in self.verdicts)
 
     @property
     def is_sound(self) -> bool:

@@ -63,11 +63,13 @@ def summarise(plan: Plan, measured: Measurement, argv: Sequence[str]) -> Report:
     packages = needed_by(
         part.provider.split()[0] for arm in plan.arms for part in (arm.transport, arm.sync) if part
     ).union(PACKAGES)
+    ran = order(plan)[: measured.cut_short.blocks if measured.cut_short else None]
     return Report(
         argv=list(argv) or sys.argv,
         about=about(sorted(packages)),
         plan=plan,
-        order=[[plan.arms[arm].name for arm in arms] for arms in order(plan)],
+        cut_short=measured.cut_short,
+        order=[[plan.arms[arm].name for arm in arms] for arms in ran],
         outcomes=outcomes,
         idle=_idle(plan, measured.blocks),
         verdicts=verdicts,

@@ -14,7 +14,7 @@ from tpserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from tpserve.bench.serve.arms import Arm
-    from tpserve.bench.serve.measure import Plan, Run
+    from tpserve.bench.serve.measure import Measurement, Plan
 
 __all__ = ["serve"]
 
@@ -85,8 +85,9 @@ def serve(
 ) -> None:
     """Measure whole servers under load, one against another.
 
-    --url measures a server that runs already. --a and --b start servers with tpserve launch, on free ports; they take
-    turns in random order, and the second is held against the first. The flags of the load are those of vLLM's bench.
+    --url measures a server that runs already, and waits up to 600 s for one that is starting. --a and --b start servers
+    with tpserve launch, on free ports; they take turns in random order, and the second is held against the first. The
+    flags of the load are those of vLLM's bench. What is interrupted reports the blocks that are whole.
     """
     from tpserve.bench.serve.arrivals import read_rates
     from tpserve.bench.serve.measure import Plan
@@ -133,6 +134,8 @@ def _arms(url: str | None, a: str | None, b: str | None) -> list[Arm]:
         if a is not None or b is not None:
             raise ConfigError("--url measures one server, --a and --b start their own", "Leave one of them out")
         return [running(url)]
+    if b is not None and a is None:
+        raise ConfigError("--b is held against --a, which is not there", "--b needs --a: --a '' is all defaults")
     flags = {"A": a, "B": b}
     arms = [launched(name, text) for name, text in flags.items() if text is not None]
     if not arms:
@@ -150,7 +153,7 @@ def _percentiles(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
-def _measure(plan: Plan) -> list[Run]:
+def _measure(plan: Plan) -> Measurement:
     """Measure, with a bar if somebody looks.
 
     A SIGTERM is taken as a Ctrl-C; and that counts for a shell's background job too, which starts deaf to it.
@@ -177,18 +180,19 @@ def _stop(signum: int, frame: object) -> None:
     raise KeyboardInterrupt(signum)
 
 
-def _report(plan: Plan, runs: list[Run], json: Path | None, html: Path | None) -> None:
-    from rich.console import Console
-
+def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:
     from tpserve.bench.serve.report_html import page
     from tpserve.bench.serve.report_terminal import print_report
     from tpserve.bench.serve.summary import summarise
+    from tpserve.bench.terminal import report_console
 
-    report = summarise(plan, runs, sys.argv)
-    print_report(report, Console())
+    report = summarise(plan, measured, sys.argv)
+    print_report(report, report_console())
     if json is not None:
         write_output(json, report.encode())
     if html is not None:
         write_output(html, page(report).encode())
+    if report.cut_short:
+        raise typer.Exit(128 + report.cut_short.signal)
     if not report.is_sound:
         raise typer.Exit(1)

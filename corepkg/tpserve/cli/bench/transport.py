@@ -67,8 +67,8 @@ def transport(
     repeats: Annotated[int, typer.Option(min=1, help="Blocks: in each every arm runs once, in fresh processes.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of the order, the messages and the statistics.")] = 0,
     idle: Annotated[float, typer.Option(min=0, help="Seconds of each run to wait for nothing; 0: none.")] = 2.0,
-    heartbeat: Annotated[float, typer.Option(min=0.001, help="Seconds between an idle leader's signs of life.")] = 1.0,
-    watchdog: Annotated[float, typer.Option(min=0.1, help="Seconds of silence after which a rank gives up.")] = 30.0,
+    heartbeat: Annotated[float, typer.Option(help="Seconds between an idle leader's signs of life.")] = 1.0,
+    watchdog: Annotated[float, typer.Option(help="Seconds of silence after which a rank gives up.")] = 30.0,
     cpu_affinity: Annotated[str, typer.Option(help="auto, none, or the cores of each rank: 0;1.")] = "auto",
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write all figures.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write a page with plots.")] = None,
@@ -77,7 +77,8 @@ def transport(
 
     A round is what the scheduler of a server sees: it begins when the leader has the messages, and is over when all
     ranks hold them, decoded. No model is needed. An arm is a transport, or key=value pairs of transport, sync, name and
-    options such as transport.batch; the first is the baseline of every verdict.
+    options such as transport.batch; the first is the baseline of every verdict. What is interrupted reports the blocks
+    that are whole.
     """
     from tpserve.bench.transport.arms import matrix as combinations
     from tpserve.bench.transport.arms import read_arms
@@ -87,6 +88,8 @@ def transport(
 
     if axes and matrix is None:
         raise ConfigError(f"{' '.join(axes)}: only --matrix takes axes", "Write --matrix AXIS AXIS or --a ARM --b ARM")
+    if b is not None and a is None:
+        raise ConfigError("--b is held against --a, which is not there", "--b needs --a: write --a ARM --b ARM")
     check_output(json, html)
     named = [text for text in (a, b) if text is not None]
     named += arm or []
@@ -114,7 +117,7 @@ def transport(
     )
     settings = load_settings({"heartbeat": heartbeat, "watchdog": watchdog}, option or [], None, os.environ)
     plan = Plan(
-        arms=read_arms(texts, settings.options, Registry.discover()),
+        arms=read_arms(texts, settings.options, Registry.discover(), is_pair=b is not None),
         cases=cases,
         load=load,
         ranks=ranks,
@@ -145,17 +148,18 @@ def _measure(plan: Plan) -> Measurement:
 
 
 def _report(plan: Plan, measured: Measurement, json: Path | None, html: Path | None) -> None:
-    from rich.console import Console
-
+    from tpserve.bench.terminal import report_console
     from tpserve.bench.transport.report_html import page
     from tpserve.bench.transport.report_terminal import print_report
     from tpserve.bench.transport.summary import summarise
 
     report = summarise(plan, measured, sys.argv)
-    print_report(report, Console())
+    print_report(report, report_console())
     if json is not None:
         write_output(json, report.encode())
     if html is not None:
         write_output(html, page(report).encode())
+    if report.cut_short:
+        raise typer.Exit(128 + report.cut_short.signal)
     if not report.is_sound:
         raise typer.Exit(1)

@@ -49,6 +49,15 @@ def test_conversations_of_a_useful_length_are_drawn(tmp_path: Path) -> None:
     assert [prompt.max_tokens for prompt in draw(workload, Random(1))] == [1, 1]
 
 
+def test_what_length_is_useful_is_told_where_there_is_none(tmp_path: Path) -> None:
+    path = conversations(tmp_path, (8, 80), (40, 8))
+    with pytest.raises(ConfigError, match="has 0 conversations of a useful length, fewer than --num-prompts 3") as told:
+        draw(Workload(dataset="sharegpt", dataset_path=path, num_prompts=3), Random(1))
+
+    for number in ("4 tokens or more", "1024 at most", "2048 with", "4 characters"):
+        assert number in told.value.hint
+
+
 @pytest.mark.parametrize(("content", "says"), [("[]", "has 0 conversations"), ("{}", "not in ShareGPT's format")])
 def test_a_file_that_does_not_do_is_told(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "talks.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,12 +13,15 @@ import pytest
 from rich.console import Console
 from tests.unit.bench.serve.made_up import REQUESTS, make_plan, make_runs
 
+from tpserve.bench.blocks import CutShort
 from tpserve.bench.serve.counters import Counts
 from tpserve.bench.serve.load import Sample
+from tpserve.bench.serve.measure import Measurement
 from tpserve.bench.serve.report_html import page
 from tpserve.bench.serve.report_terminal import print_report
 from tpserve.bench.serve.results import Report, read_report
 from tpserve.bench.serve.summary import summarise
+from tpserve.bench.statistics import Ratio
 
 ARGV = ["tpserve", "bench", "serve", "--a", "<slow> & sure"]
 
@@ -25,7 +29,7 @@ ARGV = ["tpserve", "bench", "serve", "--a", "<slow> & sure"]
 @pytest.fixture(scope="module")
 def sweep() -> Report:
     plan = make_plan(rates=(1.0, 4.0, None))
-    return summarise(plan, make_runs(plan), ARGV)
+    return summarise(plan, Measurement(make_runs(plan)), ARGV)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def troubled() -> Report:
     for run in make_runs(plan):
         samples = [failed] * REQUESTS if run.arm else [failed, *run.samples[1:]]
         runs.append(msgspec.structs.replace(run, samples=samples, counted=Counts(1, 1, 1)))
-    return summarise(plan, runs, ARGV)
+    return summarise(plan, Measurement(runs), ARGV)
 
 
 def terminal(report: Report) -> str:
@@ -80,9 +84,34 @@ def test_trouble_is_told(troubled: Report) -> None:
     assert "A counted 5 prompt tokens (5 cached) and 5 generated, and the client" in text
 
 
+def test_what_cannot_be_told_is_said_with_what_would_help(sweep: Report) -> None:
+    unsure = msgspec.structs.replace(sweep.verdicts[0], verdict="cannot tell", ratio=Ratio(1.0, 1e-9, 1e9))
+    report = msgspec.structs.replace(sweep, verdicts=[unsure])
+
+    assert terminal(report).count("more --blocks make") == 1
+    assert "1e" not in terminal(report)
+    assert "more --blocks make" in page(report)
+    assert "more --blocks" not in terminal(sweep) + page(sweep)
+
+
+def test_what_was_cut_short_says_so(tmp_path: Path) -> None:
+    plan = make_plan(blocks=5)
+    runs = [run for run in make_runs(plan) if run.block < 2]
+    report = summarise(plan, Measurement(runs, CutShort(2, signal.SIGINT)), ARGV)
+    (tmp_path / "report.json").write_bytes(report.encode())
+
+    assert read_report(tmp_path / "report.json").cut_short == CutShort(2, signal.SIGINT)
+    assert len(report.order) == 2
+    text = terminal(report)
+    assert "2 blocks, seed" in text
+    assert text.count("cut short by SIGINT; whole blocks: 2 of 5") == 1
+    assert "cut short by SIGINT; whole blocks: 2 of 5" in page(report)
+    ElementTree.fromstring(page(report))
+
+
 def test_one_block_says_that_it_gives_no_verdict() -> None:
     plan = make_plan(blocks=1)
-    text = terminal(summarise(plan, make_runs(plan), ARGV))
+    text = terminal(summarise(plan, Measurement(make_runs(plan)), ARGV))
 
     assert "no verdict: one block cannot tell" in text
 

@@ -8,6 +8,7 @@ from tests.unit.bench.serve.made_up import REQUESTS, make_plan, make_runs
 
 from tpserve.bench.serve.counters import Counts
 from tpserve.bench.serve.load import Sample
+from tpserve.bench.serve.measure import Measurement
 from tpserve.bench.serve.results import Measure, Report
 from tpserve.bench.serve.summary import seconds, summarise, times
 
@@ -19,7 +20,7 @@ FAILED = Sample(due=0.0, error="503: no")
 @pytest.fixture(scope="module")
 def report() -> Report:
     plan = make_plan()
-    return summarise(plan, make_runs(plan), ["tpserve"])
+    return summarise(plan, Measurement(make_runs(plan)), ["tpserve"])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_figures_are_over_all_blocks(report: Report) -> None:
 
 def test_a_quantile_of_too_few_samples_is_not_told() -> None:
     plan = make_plan(blocks=1)
-    a, _ = summarise(plan, make_runs(plan), []).outcomes_at(None)
+    a, _ = summarise(plan, Measurement(make_runs(plan)), []).outcomes_at(None)
 
     assert a.latency_ms["ttft"].figures["p99"] is None
     assert a.latency_ms["itl"].figures["p99"] is not None
@@ -75,7 +76,7 @@ def test_the_second_arm_is_held_against_the_first(report: Report) -> None:
 
 def test_equal_arms_show_no_difference() -> None:
     plan = make_plan()
-    report = summarise(plan, make_runs(plan, slowness=(1.0, 1.0)), [])
+    report = summarise(plan, Measurement(make_runs(plan, slowness=(1.0, 1.0))), [])
     random = [verdict for verdict in report.verdicts if verdict.measure in ("ttft", "e2el", "output_throughput")]
 
     assert len(random) == 9
@@ -84,14 +85,14 @@ def test_equal_arms_show_no_difference() -> None:
 
 def test_one_block_or_one_arm_gives_no_verdict() -> None:
     for plan in (make_plan(blocks=1), make_plan(arms=make_plan().arms[:1])):
-        assert summarise(plan, make_runs(plan), []).verdicts == []
+        assert summarise(plan, Measurement(make_runs(plan)), []).verdicts == []
 
 
 def test_a_block_in_which_an_arm_answered_nothing_is_left_out_of_verdicts() -> None:
     plan = make_plan()
     runs = make_runs(plan)
     runs[0] = msgspec.structs.replace(runs[0], samples=[FAILED] * REQUESTS)
-    report = summarise(plan, runs, [])
+    report = summarise(plan, Measurement(runs), [])
     a, _ = report.outcomes_at(None)
 
     assert (a.completed, a.failed, a.errors) == (4 * REQUESTS, REQUESTS, {"503: no": REQUESTS})
@@ -105,7 +106,7 @@ def test_an_arm_that_answered_nothing_at_all_is_not_sound() -> None:
         msgspec.structs.replace(run, samples=[FAILED] * REQUESTS, counted=Counts()) if run.arm else run
         for run in make_runs(plan)
     ]
-    report = summarise(plan, runs, [])
+    report = summarise(plan, Measurement(runs), [])
     _, b = report.outcomes_at(None)
 
     assert (report.is_sound, b.latency_ms, b.output_throughput, b.agrees) == (False, {}, 0, True)
@@ -117,7 +118,7 @@ def test_a_server_that_counts_otherwise_is_seen(report: Report) -> None:
     runs = make_runs(plan)
     runs[0] = msgspec.structs.replace(runs[0], counted=Counts(10 * REQUESTS, 0, 5 * REQUESTS + 1))
     runs[1] = msgspec.structs.replace(runs[1], counted=None)
-    a, b = summarise(plan, runs, []).outcomes_at(None)
+    a, b = summarise(plan, Measurement(runs), []).outcomes_at(None)
 
     assert all(outcome.agrees for outcome in report.outcomes)
     assert (a.agrees, a.server) == (False, Counts(50 * REQUESTS, 0, 25 * REQUESTS + 1))

@@ -56,6 +56,17 @@ def test_an_arm_against_itself_needs_a_name(registry: Registry, text: str) -> No
     assert len(read_arms([text, f"{text},name=again"], {}, registry)) == 2
 
 
+@pytest.mark.parametrize("text", [ANCESTOR, "zmq"])
+def test_the_second_of_a_pair_gets_a_name_of_its_own(registry: Registry, text: str) -> None:
+    arms = read_arms([text, text], {}, registry, is_pair=True)
+
+    assert [arm.name for arm in arms] == [arms[0].name, f"{arms[0].name} (2)"]
+    with pytest.raises(ConfigError, match="two arms are called x"):
+        read_arms([f"{text},name=x", f"{text},name=x"], {}, registry, is_pair=True)
+    with pytest.raises(ConfigError, match="two arms are called"):
+        read_arms([text, f"{text},name=other", text], {}, registry, is_pair=True)
+
+
 def test_a_matrix_has_every_combination() -> None:
     assert matrix(["transport=zmq,nng", "sync=gloo,shm"]) == [
         "transport=zmq,sync=gloo",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 from tests.unit.bench.transport.made_up import GAP, make_measurement, make_plan
 
+from tpserve.bench.blocks import CutShort
 from tpserve.bench.transport.cases import Case, Load
 from tpserve.bench.transport.measure import Failure, Measurement, Plan, order
 from tpserve.bench.transport.records import CaseRecord, pack
@@ -87,6 +89,11 @@ def test_two_blocks_that_drift_tell_nothing(pace: Literal["paced", "free"]) -> N
     report = summarise(plan, measured, ARGV)
 
     assert {found.verdict for found in report.verdicts_on(1, "fast")} == {"cannot tell"}
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80))
+    assert out.getvalue().count("cannot tell: more --repeats make intervals narrower") == 1
+    assert "cannot tell: more --repeats" in page(report)
+    assert not re.search(r"\de[-+]?\d", out.getvalue())
 
 
 def stretched(record: CaseRecord, factor: float) -> CaseRecord:
@@ -194,6 +201,7 @@ def test_the_terminal_shows_every_arm_and_verdict_in_80_columns(report: Report) 
     text = out.getvalue()
 
     assert "no difference (" in text
+    assert "--repeats" not in text
     assert re.search(r"fast +0\.2[45]\d?× \(0\.2", text)
     assert "…" not in text.replace(" … ", "")
     assert "idle, CPU in percent of a core" in text
@@ -211,6 +219,22 @@ def test_runs_that_broke_off_are_told() -> None:
     assert not report.is_sound
     assert report.outcome(0, "fast") is None
     assert report.verdicts_on(0, "same")
+    ElementTree.fromstring(page(report))
+
+
+def test_what_was_cut_short_says_so(tmp_path: Path) -> None:
+    plan = make_plan()
+    kept = [block for block in make_measurement(plan).blocks if block.number < 3]
+    report = summarise(plan, Measurement(kept, [], CutShort(3, signal.SIGTERM)), ARGV)
+    (tmp_path / "report.json").write_bytes(report.encode())
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80))
+
+    assert read_report(tmp_path / "report.json").cut_short == CutShort(3, signal.SIGTERM)
+    assert len(report.order) == 3
+    assert "2 ranks, 3 blocks" in out.getvalue()
+    assert out.getvalue().count("cut short by SIGTERM; whole blocks: 3 of 5") == 1
+    assert "cut short by SIGTERM; whole blocks: 3 of 5" in page(report)
     ElementTree.fromstring(page(report))
 
 
