@@ -210,7 +210,9 @@ class _Chooser:
                 passed.append(error.message)
             else:
                 return msgspec.structs.replace(part, reason=_auto_reason(candidates, passed))
-        raise UnavailablePlugin(f"no {kind} can be used: {'; '.join(passed)}", f"{kind}s: {', '.join(candidates)}")
+        raise UnavailablePlugin(
+            f"no {kind} can be used: {'; '.join(passed)}", f"Make one of these usable: {', '.join(candidates)}"
+        )
 
     def choose_if(self, needed: bool, kind: str, wanted: str, candidates: Sequence[str], check: Check) -> Part | None:
         """As :meth:`choose`; None where none is needed, but then too one that is asked for must be able to do it."""
