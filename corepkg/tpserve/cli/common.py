@@ -86,10 +86,18 @@ def check_output(*paths: Path | None) -> None:
                 raise ConfigError(f"{path}: there is no folder {folder}")
             if path.is_dir():
                 raise ConfigError(f"{path} is a folder", "Name a file in it")
-            if not os.access(path if path.exists() else folder, os.W_OK):
+            if not path.exists():
+                _try_out(path.resolve())
+            elif not os.access(path, os.W_OK):
                 raise ConfigError(f"{path} cannot be written")
         except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; links in a ring
             raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from None
+
+
+def _try_out(path: Path) -> None:
+    """Make a file and remove it: permissions do not tell whether that can be done, as in /proc."""
+    path.touch(exist_ok=False)
+    path.unlink()
 
 
 def write_output(path: Path, content: bytes) -> None:
