@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ def secure_streams() -> None:
 
     To be called before anything opens a file: see :func:`open_descriptors`. A terminal that is closed, a reader that
     has left or a full disk then costs the log, and no more. Standard output, which holds results, raises a ConfigError
-    where its disk is full.
+    where its disk is full, and ends the process quietly where its reader has left.
     """
     open_descriptors()
     sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
@@ -55,16 +56,16 @@ class _Results(io.FileIO):
         """Write what can be written.
 
         Raises:
-            BrokenPipeError: whoever read it has had enough.
+            SystemExit: whoever read it has had enough: the end of any tool, though with time to tidy up.
             ConfigError: it cannot be written for another reason; what comes afterwards is dropped.
         """
         try:
             return super().write(data)
-        except BrokenPipeError:
-            raise
         except OSError as error:
             # What is still buffered would fail once more at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(128 + signal.SIGPIPE) from None
             raise ConfigError(f"standard output cannot be written: {error.strerror}") from None
 
 

@@ -91,6 +91,23 @@ def test_results_that_cannot_be_written_are_told_in_one_line(arguments: list[str
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["-m", "tpserve", *arguments] for arguments in (["--version"], ["--help"], ["plugins", "list"])),
+        ["-c", "from tpserve.cli import main; main.app = lambda: print('unflushed'); main.main()"],
+    ],
+)
+def test_a_reader_that_has_had_enough_ends_it_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("redirection", ["<&-", "</dev/null >&-", "</dev/null 2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_not_taken_for_the_socket(redirection: str) -> None:
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, LISTEN]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from typer.models import OptionInfo
 
-from tpserve.cli.common import check_model, file_path, print_json, print_table
+from tpserve.cli.common import check_model, check_output, file_path, print_json, print_table
 from tpserve.config import ServeConfig
-from tpserve.errors import ConfigError
+from tpserve.errors import ConfigError, LaunchError
 from tpserve.settings import load_settings, unknown_variables
 
 __all__ = ["app"]
@@ -189,11 +190,38 @@ def _print_plan(settings: ServeConfig, as_json: bool) -> None:
     from tpserve.launch.banner import describe
     from tpserve.launch.plan import Plan
 
+    _check_address(settings)
+    check_output(Path(settings.record) if settings.record else None)
+    _check_traces(settings)
     plan = Plan.make(settings, _note)
     if as_json:
         print_json(plan)
     else:
         print_table([("what", "which", "why"), *describe(plan)])
+
+
+def _check_address(settings: ServeConfig) -> None:
+    """See that a server could listen there; a port that is taken now may be free when it starts."""
+    from tpserve.launch.server import listen
+
+    try:
+        listen(settings.host, 0).close()
+    except LaunchError:
+        listen(settings.host, settings.port).close()  # to be told of the port that was asked for
+
+
+def _check_traces(settings: ServeConfig) -> None:
+    """See that a folder for traces can be made and written, without making it."""
+    if settings.profile:
+        folder = Path(settings.profile)
+        try:
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            with TemporaryDirectory(dir=there):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"no traces can be written in {folder}: {error.strerror}", "Choose another folder"
+            ) from None
 
 
 def _serve(settings: ServeConfig) -> None:

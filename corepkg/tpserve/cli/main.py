@@ -9,6 +9,7 @@ command is that command; one with several, or with a callback, is a group. Summa
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +75,10 @@ def main() -> None:
     """
     secure_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is still an error here
     except UserError as error:
         typer.echo(f"error: {error.message}", err=True)
         if error.hint:

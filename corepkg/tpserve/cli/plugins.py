@@ -147,7 +147,7 @@ def plugin_rows(registry: Registry, entries: list[Entry]) -> list[dict[str, Any]
             "name": entry.name,
             "distribution": entry.distribution,
             "version": entry.version,
-            "api": stated_api(entry),
+            "api": registry.stated_api(entry),
             "status": status.state,
             "reason": status.reason,
             "hint": status.hint,

@@ -62,8 +62,8 @@ def set_up_problems(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        reason = str(error.__cause__ or "").partition(";")[0]  # why a body cannot be parsed
-        message = f"{error.detail}: {reason}" if reason else str(error.detail)
+        flaw = _flaw(error.__cause__)
+        message = f"the body is not valid JSON: {flaw}" if flaw else str(error.detail)
         return _response(error.status_code, RequestError(message), dict(error.headers or {}))
 
     app.add_exception_handler(RequestError, ours)
@@ -102,6 +102,19 @@ def _from_validation(error: RequestValidationError) -> RequestError:
         return RequestError(f"{where} is required", where)
     message = str(entry["msg"]).replace(" after validation", "")
     return RequestError(f"{where}: {message[:1].lower()}{message[1:]}", where)
+
+
+def _flaw(error: BaseException | None) -> str:
+    """What is wrong with a body that Python's parser gives up; empty if it has not given up."""
+    match error:
+        case RecursionError():
+            return "it is nested too deeply"
+        case UnicodeDecodeError():
+            return "it is not text in UTF-8"
+        case ValueError():
+            return "a number has too many digits"
+        case _:
+            return ""
 
 
 def _path(entry: Mapping[str, Any], body: Any) -> list[Any]:

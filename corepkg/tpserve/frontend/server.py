@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tpserve.config import ServeConfig
 from tpserve.errors import RequestError, TransportError
@@ -21,6 +22,7 @@ from tpserve.frontend.control import Control, DownEvent, OpenLinks, PingEvent, S
 from tpserve.frontend.exchange import Exchange, Unavailable
 from tpserve.frontend.links import Connection
 from tpserve.frontend.metrics import Metrics
+from tpserve.frontend.problems import describe
 from tpserve.messages import ApiMessage, Shutdown, encode
 
 __all__ = ["serve"]
@@ -200,10 +202,26 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class _HttpProtocol(HttpToolsProtocol):
+    """Answers what is no HTTP as every other mistake, and who asks for another protocol in this one."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer and hang up."""
+        body = describe(RequestError("the request is not valid HTTP"))
+        headers = {b"content-type": b"application/json", b"content-length": b"%d" % len(body), b"connection": b"close"}
+        lines = [b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *headers.items())]
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + b"".join(lines) + b"\r\n" + body)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: uvicorn's advice is to install something."""
+
+
 def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
+        http=_HttpProtocol,
         ws="none",
         log_config=None,
         access_log=False,

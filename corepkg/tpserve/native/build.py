@@ -26,6 +26,8 @@ NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcp
 FLAGS = ("-std=c++17", "-O3", NATIVE, "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILER_HINT = "Set CXX to a C++ compiler, such as g++"
+FULL = "No space left on device"
+FULL_HINT = "Set TPSERVE_CACHE and TMPDIR to folders of another disk, or free some space"
 SECONDS = 300.0
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -167,13 +169,19 @@ def _flaw(library: Path) -> str:
 def _run(command: list[str]) -> str:
     done = _finished(command)
     if done.returncode != 0:
-        complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no error was given")
-        raise UnavailablePlugin(f"{command[0]} cannot compile the kernels: {complaint}", COMPILER_HINT)
+        said = done.stderr.splitlines()
+        full = next((line for line in said if FULL in line), "")
+        complaint = full or next((line for line in said if "error" in line), "no error was given")
+        hint = FULL_HINT if full else COMPILER_HINT
+        raise UnavailablePlugin(f"{command[0]} cannot compile the kernels: {complaint}", hint)
     return done.stdout
 
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "LC_ALL": "C"}  # which keeps the messages as they are looked for
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False, env=env
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailablePlugin(f"{command[0]} cannot be run: {error}", COMPILER_HINT) from error

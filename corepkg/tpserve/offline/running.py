@@ -44,7 +44,12 @@ def plan_engine(config: ServeConfig) -> Plan:
         UserError: it cannot be made.
     """
     # Requests come from this process alone, in the place of one tokenizer.
-    return Plan.make(replace(config, tokenizers=1), logger.info, offline=True)
+    plan = Plan.make(replace(config, tokenizers=1), logger.info, offline=True)
+    if config.max_context > plan.model.max_context:
+        logger.warning(
+            "the context is the model's %d tokens, below the %d asked for", plan.model.max_context, config.max_context
+        )
+    return plan
 
 
 def start_engine(config: ServeConfig, loading: Loading | None = None) -> RunningEngine:

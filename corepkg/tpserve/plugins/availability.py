@@ -67,7 +67,7 @@ def check_all(
     soon = time.monotonic() + SOON
     for thread in threads:
         thread.join(max(0.0, soon - time.monotonic()))
-    late = [spec.name for spec, thread in zip(specs, threads, strict=True) if thread.is_alive()]
+    late = [f"{spec.kind}.{spec.name}" for spec, thread in zip(specs, threads, strict=True) if thread.is_alive()]
     if late:
         waiting(late)
     for thread in threads:

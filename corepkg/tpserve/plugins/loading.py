@@ -103,7 +103,7 @@ def _limited() -> Iterator[None]:
         return
 
     def give_up(*_: object) -> NoReturn:
-        raise _broken(f"its import takes longer than {IMPORT_SECONDS:g} s")
+        raise _broken(f"its import took longer than {IMPORT_SECONDS:g} s")
 
     signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)

@@ -8,7 +8,8 @@ transport = plugin.factory()(plugin.make_options({"send_buffer": "8192"}))
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +18,8 @@ from tpserve.api import Attention, Comm, Ops, Options, Policy, Spec, Sync, Trans
 from tpserve.errors import ConfigError, PluginConflict, PluginError, UnavailablePlugin, UnknownPlugin
 from tpserve.plugins.availability import PROBE_SECONDS, check, check_all, check_requirements
 from tpserve.plugins.discovery import AVAILABLE, Entry, Status, discover
-from tpserve.plugins.loading import BadPlugin, load_spec
+from tpserve.plugins.loading import BadPlugin, load_spec, stated_api
+from tpserve.plugins.trial import Trial, can_try, try_imports
 from tpserve.values import convert, did_you_mean
 
 __all__ = ["INTERFACES", "Entry", "Plugin", "Registry", "Status", "look_elsewhere"]
@@ -129,6 +131,7 @@ class Registry:
         self._entries = entries
         self._probe_limit = probe_limit
         self._checked: dict[tuple[tuple[str, ...], str], Status] = {}
+        self._trials: dict[Entry, Trial] = {}
 
     @classmethod
     def discover(cls, probe_limit: float = PROBE_SECONDS) -> Registry:
@@ -145,7 +148,8 @@ class Registry:
         Args:
             kind: a kind.
             name: a plugin's name.
-            probe: whether to run its probe, in a child process; ranks skip it, their supervisor has done it.
+            probe: whether to try its import and run its probe, in child processes; ranks skip it, their supervisor
+                has done it.
 
         Raises:
             UnknownPlugin: there is none; the hint lists those that there are.
@@ -153,7 +157,10 @@ class Registry:
             UnavailablePlugin: it cannot run on this machine.
             PluginError: it is broken, or written for another plugin API.
         """
-        plugin = self.describe(self._find(kind, name))
+        entry = self._find(kind, name)
+        if probe:
+            self._try_imports([entry])
+        plugin = self._describe(entry)
         status = self._check(plugin.spec) if probe else check_requirements(plugin.spec.requires)
         if status is not AVAILABLE:
             raise UnavailablePlugin(
@@ -167,6 +174,16 @@ class Registry:
         Raises:
             PluginConflict, PluginError: as for :meth:`load`.
         """
+        self._try_imports([entry])
+        return self._describe(entry)
+
+    def stated_api(self, entry: Entry) -> int | None:
+        """The plugin API that an entry's module states, or None if none can be read."""
+        self._try_imports([entry])
+        trial = self._trials.get(entry)
+        return stated_api(entry) if trial is None else trial.api
+
+    def _describe(self, entry: Entry) -> Plugin:
         try:
             return self._import(entry)
         except BadPlugin as error:
@@ -191,6 +208,7 @@ class Registry:
         if name is not None:
             self.describe(self._find(kind, name)).convert_option(field, value)
             return
+        self._try_imports(self.entries(kind))
         plugins = [plugin for entry in self.entries(kind) if (plugin := self._try(entry)) is not None]
         named = [plugin for plugin in plugins if field in plugin.spec.options.__struct_fields__]
         if not named:
@@ -206,6 +224,7 @@ class Registry:
 
     def statuses(self, entries: list[Entry], waiting: Callable[[list[str]], None] = lambda names: None) -> list[Status]:
         """The status of each entry, in order; probes run side by side, and ``waiting`` is told which take long."""
+        self._try_imports(entries)
         found: list[Status | Plugin] = []
         for entry in entries:
             try:
@@ -223,9 +242,23 @@ class Registry:
             self._checked[asked] = check(spec, self._probe_limit)
         return self._checked[asked]
 
+    def _try_imports(self, entries: Iterable[Entry]) -> None:
+        """See what comes of importing plugins of others, which may do anything, where that can be done."""
+        untried = [
+            entry
+            for entry in entries
+            if entry.problem is None
+            and entry.distribution != "tpserve"
+            and entry.module not in sys.modules
+            and entry not in self._trials
+        ]
+        if untried and can_try():
+            self._trials |= try_imports(untried)
+
     def _import(self, entry: Entry) -> Plugin:
-        if entry.problem is not None:
-            raise BadPlugin(entry.problem)
+        failure = entry.problem or self._trials.get(entry, Trial()).failure
+        if failure is not None:
+            raise BadPlugin(failure)
         return Plugin(entry, load_spec(entry))
 
     def _try(self, entry: Entry) -> Plugin | None:

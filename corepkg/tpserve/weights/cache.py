@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -17,6 +18,9 @@ from tpserve.errors import ModelError
 from tpserve.values import is_text
 
 __all__ = ["build_once", "cache_folder", "content_hash", "in_cache", "is_built"]
+
+HINT = "Set TPSERVE_CACHE to a folder that can be written, or make this one so"
+FULL_HINT = "Set TPSERVE_CACHE to a folder of another disk, or free some space"
 
 
 def cache_folder() -> Path:
@@ -70,7 +74,7 @@ def content_hash(path: Path) -> str:
 
 
 def _is_there(target: Path) -> bool:
-    return target.exists()
+    return target.is_dir()
 
 
 def is_built(target: Path, is_whole: Callable[[Path], bool] = _is_there) -> bool:
@@ -124,7 +128,7 @@ def build_once(
         with in_cache(target):
             if is_whole(target):
                 return
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             partial.mkdir()
         try:
             build(partial)
@@ -136,11 +140,23 @@ def build_once(
 
 def _put(partial: Path, target: Path) -> None:
     """Put a folder in its place. Whoever reads the files of a damaged one meanwhile finds old ones or new ones."""
-    if not target.exists():
+    if not target.is_dir():
+        _remove(target)
         partial.rename(target)
         return
     for made in partial.iterdir():
-        made.replace(target / made.name)
+        place = target / made.name
+        if place.is_dir():
+            _remove(place)
+        made.replace(place)
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever is there, if something is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -183,7 +199,7 @@ def in_cache(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise ModelError(
-            f"cannot write the cache {target.parent}: {error.strerror or error}",
-            "Set TPSERVE_CACHE to a folder that can be written, or make this one so",
+            f"cannot write the cache {target.parent}: {error.strerror or error}", FULL_HINT if is_full else HINT
         ) from error

@@ -106,6 +106,31 @@ def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags:
     assert len(done.stderr.splitlines()) <= 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--host", "nosuch.invalid"], "error: --host nosuch.invalid is no address: "),
+        (["--host", "192.0.2.1", "--port", "8123"], "error: cannot listen on 192.0.2.1 port 8123: "),
+        (["--record", "/proc/x"], "error: /proc/x cannot be written: "),
+        (["--record", "/nowhere/x"], "error: /nowhere/x: there is no folder /nowhere\n"),
+        (["--profile", "/proc/x"], "error: no traces can be written in /proc/x: "),
+        (["--profile", "/dev/null"], "error: no traces can be written in /dev/null: Not a directory\n"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_would(run_cli: Any, model: str, flags: list[str], error: str) -> None:
+    done = run_cli("launch", model, "--dry-run", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(error)
+
+
+def test_a_dry_run_leaves_nothing_and_takes_no_port(run_cli: Any, model: str, tmp_path: Path) -> None:
+    given = ["--record", str(tmp_path / "record"), "--profile", str(tmp_path / "deep" / "traces")]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = run_cli("launch", model, "--dry-run", "--port", str(other.getsockname()[1]), *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
 @pytest.mark.parametrize("command", [["launch", "", "--dry-run"], ["generate", "-", ""]])
 def test_a_model_without_a_name_is_refused(run_cli: Any, command: list[str]) -> None:
     done = run_cli(*command)

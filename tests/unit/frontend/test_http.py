@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from itertools import repeat
@@ -273,8 +274,9 @@ def test_a_wrong_chat_is_a_400_that_names_the_field(client: httpx.Client, fields
         (b"null", "JSON object"),
         (b'"text"', "JSON object"),
         (b"\xff\xfe", "not valid JSON"),
-        (b"[" * 100_000, "parsing the body: "),
-        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
+        (b"[" * 100_000, "the body is not valid JSON: it is nested too deeply"),
+        (b'{"prompt": "caf\xe9"}', "the body is not valid JSON: it is not text in UTF-8"),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "not valid JSON: a number has too many digits"),
         (b'{"prompt": "x", "temperature": NaN}', "finite"),
         (b'{"prompt": "x", "top_p": Infinity}', "top_p"),
     ],
@@ -283,6 +285,42 @@ def test_a_body_that_is_no_request_is_a_400(client: httpx.Client, content: bytes
     response = client.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
+
+
+def _answer(client: httpx.Client, request: bytes) -> bytes:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"garbage\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nsize\r\n",
+    ],
+)
+def test_what_is_no_http_gets_an_error_of_the_same_shape(client: httpx.Client, request_: bytes) -> None:
+    head, _, body = _answer(client, request_).partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"HTTP/1.1 400 Bad Request"
+    assert {b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"} <= set(lines)
+    says = "the request is not valid HTTP"
+    assert json.loads(body) == {
+        "error": {"message": says, "type": "invalid_request_error", "param": None, "code": None}
+    }
+
+
+def test_an_upgrade_is_answered_as_if_none_was_asked_for(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = (
+        b"GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    assert _answer(client, request).startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+    assert caplog.messages == []
 
 
 def test_where_several_types_will_do_all_are_named(client: httpx.Client) -> None:

@@ -104,6 +104,15 @@ def test_a_compiler_that_fails_is_reported_and_tried_again(compiler: Compiler) -
     assert built_library().exists()
 
 
+def test_a_full_disk_is_not_the_compiler_s_fault(compiler: Compiler) -> None:
+    lines = ["/usr/bin/ld: final link failed: No space left on device", "collect2: error: ld returned 1 exit status"]
+    compiler.write(action="; ".join(f"echo '{line}' >&2" for line in lines) + "; exit 1")
+    assert probe() == (
+        f"{compiler.path} cannot compile the kernels: {lines[0]}: "
+        "set TPSERVE_CACHE and TMPDIR to folders of another disk, or free some space"
+    )
+
+
 def cut(library: Path) -> None:
     os.truncate(library, 3)
 
@@ -112,7 +121,17 @@ def zero(library: Path) -> None:
     library.write_bytes(bytes(library.stat().st_size))
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut, zero])
+def make_folder(library: Path) -> None:
+    library.unlink()
+    (library / "deep").mkdir(parents=True)
+
+
+def make_file_of_folder(library: Path) -> None:
+    shutil.rmtree(library.parent)
+    library.parent.write_text("")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, zero, make_folder, make_file_of_folder])
 @pytest.mark.parametrize("use", [probe, built_library, lambda: prepare(lambda _: None)])
 def test_a_damaged_library_is_compiled_anew(
     compiler: Compiler, damage: Callable[[Path], None], use: Callable[[], object]

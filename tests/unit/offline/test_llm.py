@@ -6,10 +6,13 @@ import threading
 import pytest
 
 import tpserve
+from tpserve.config import ServeConfig
 from tpserve.errors import Closed, ConfigError, RequestError
 from tpserve.messages import Abort, ChatPrompt, Generate, SamplingParams
 from tpserve.offline import PromptError
+from tpserve.offline.running import plan_engine
 from tpserve.testing.fake_engine import FakeEngine, continuation
+from tpserve.testing.models import make_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -208,3 +211,11 @@ def test_settings_are_checked_and_named_as_python_names_them():
         tpserve.LLM(no_such=1)
     with pytest.raises(ConfigError, match="options: expected a mapping, found 3"):
         tpserve.LLM(options=3)
+
+
+def test_a_context_beyond_the_model_s_is_told(tmp_path, caplog):
+    folder = make_model(tmp_path / "model")
+    limit = plan_engine(ServeConfig(model=str(folder), max_context=64)).model.max_context
+    assert caplog.messages == []
+    plan_engine(ServeConfig(model=str(folder), max_context=limit + 1))
+    assert caplog.messages == [f"the context is the model's {limit} tokens, below the {limit + 1} asked for"]

@@ -125,7 +125,7 @@ def test_who_waits_hears_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
 
     statuses = check_all(list(specs), 1.0, told.append)
 
-    assert told == [["silent"]]
+    assert told == [["policy.silent"]]
     assert [status.state for status in statuses] == ["unavailable", "available"]
 
 

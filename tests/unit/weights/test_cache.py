@@ -184,16 +184,31 @@ def test_a_cache_that_cannot_be_looked_into_says_so(cache: Path, monkeypatch: py
     def deny(_: Path) -> bool:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "exists", deny)
+    monkeypatch.setattr(Path, "is_dir", deny)
     with pytest.raises(ModelError, match=r"cannot write the cache .*: Permission denied"):
         is_built(cache / "models" / "x")
 
 
-def test_a_folder_that_cannot_be_made_although_the_lock_could(tmp_path: Path) -> None:
-    (tmp_path / "target.partial").write_text("not a folder, so it is not cleared away")
+def test_a_disk_that_is_full_is_told_with_what_helps(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    says = r"cannot write the cache .*: No space left on device"
+    with pytest.raises(ModelError, match=says) as caught, module.in_cache(tmp_path / "target"):
+        raise full
+    assert caught.value.hint == "Set TPSERVE_CACHE to a folder of another disk, or free some space"
 
-    with pytest.raises(ModelError, match=r"cannot write the cache .*: File exists"):
-        build_once(tmp_path / "target", lambda _: None, never)
+
+@pytest.mark.parametrize("place", ["target", "target.partial"])
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_no_folder_is_replaced(tmp_path: Path, place: str, link: bool) -> None:
+    if link:
+        (tmp_path / place).symlink_to(tmp_path / "nowhere")
+    else:
+        (tmp_path / place).write_text("a file where the folder should be")
+
+    assert not is_built(tmp_path / "target")
+    build_once(tmp_path / "target", lambda folder: (folder / "content").touch(), never)
+    assert is_built(tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "target.lock"]
 
 
 def test_what_is_built_is_found_where_nothing_can_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
