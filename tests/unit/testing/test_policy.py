@@ -45,6 +45,7 @@ STATES = [random_state(random.Random(seed)) for seed in range(300)]
 MEEK = next(victim for victim in VICTIMS if victim.priority < 0)
 LONGEST = next(victim for victim in VICTIMS if victim.prompt == CONTEXT - 1)
 HUGEST = max(VICTIMS, key=lambda victim: victim.prompt)
+OTHERS = [{"hash_seed": 1, "clock": 1e6 + 1.37}, {"hash_seed": 4321, "clock": -1e8 - 4321.71}]
 SHORT_TRAFFIC = {"traffic": "short", "victim": Ask(99, 2)}
 
 
@@ -69,6 +70,10 @@ SHORT_TRAFFIC = {"traffic": "short", "victim": Ask(99, 2)}
         ("LongestLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("LeastUrgentLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("Hashed", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
+        *(("ByMinute", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS),
+        *(("TiesByHash", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
+        *(("ByProcess", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
+        *(("ByLot", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
         ("Stateful", "test_nothing_is_kept_between_calls", {"states": STATES}),
         ("Writing", "test_the_view_is_only_read", {"states": STATES}),
         ("Thorough", "test_a_long_queue_is_not_read_to_its_end", {}),
@@ -82,7 +87,7 @@ def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[st
 
 CLOCKS = """
 import datetime, os, resource, sys, time
-from tpserve.testing.policy import shift_clock
+from tpserve.testing.decisions import shift_clock
 start = datetime.datetime(1970, 1, 1)
 NAMES = "time", "monotonic", "perf_counter", "process_time", "thread_time"
 def read():
@@ -104,7 +109,7 @@ def read():
         "date": (datetime.date.today() - start.date()).total_seconds(),
     }
 before, given = read(), time.gmtime(0)
-shift_clock(1e7)
+shift_clock(lambda: 1e7)
 print({name: now - before[name] for name, now in read().items() if abs(now - before[name] - 1e7) > 86400})
 assert time.gmtime(0) == given and time.strftime("%Y", given) == "1970"
 """
