@@ -1,24 +1,15 @@
-"""Attention and ops that break the contract in the way that FAULT names, for test_kernel_contracts.py."""
+"""Attention and ops that break the contract, each in one way."""
 
 from __future__ import annotations
-
-import os
-from typing import ClassVar
 
 import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
-from tpserve.api import AttentionBatch, AttentionCapabilities, AttentionShape, NoOptions, Options, SamplingBatch
+from tpserve.api import AttentionBatch, AttentionShape, Options, SamplingBatch
 from tpserve.attention.reference import TorchAttention
 from tpserve.ops import noise
 from tpserve.ops.reference import TorchOps
-from tpserve.testing.attention import AttentionContract
-from tpserve.testing.ops import OpsContract
-
-
-class Sound(TorchAttention):
-    """Keeps it."""
 
 
 class OwnScale(TorchAttention):
@@ -46,10 +37,6 @@ class NearSighted(TorchAttention):
 
     def __init__(self, options: Options, shape: AttentionShape) -> None:
         super().__init__(options, replace(shape, sliding_window=shape.sliding_window or 1000))
-
-
-class SoundOps(TorchOps):
-    """Keeps it."""
 
 
 class PeriodicNoise(TorchOps):
@@ -110,17 +97,3 @@ class FirstSeeds(TorchOps):
         seed = batch.seed[torch.arange(len(logits)) % 256]
         names = ("temperature", "top_k", "top_p", "min_p", "position", "all_greedy", "any_filter")
         return super().sample(logits, SamplingBatch(seed=seed, **{name: getattr(batch, name) for name in names}))
-
-
-class TestAttention(AttentionContract):
-    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(head_dims=(64,), dtypes=("float32",))
-
-    def make(self, shape: AttentionShape) -> TorchAttention:
-        made: TorchAttention = globals()[os.environ["FAULT"]](NoOptions(), shape)
-        return made
-
-
-class TestOps(OpsContract):
-    def make(self) -> TorchOps:
-        made: TorchOps = globals()[os.environ["FAULT"]](NoOptions())
-        return made

@@ -19,6 +19,7 @@ from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.queues import Queues, Request
 from tpserve.scheduler.view import breach
+from tpserve.testing.decisions import Decided, see_the_same
 from tpserve.testing.fake_engine import SMALL_LIMITS
 from tpserve.testing.policy import SLOW_VICTIMS, VICTIMS, PolicyContract
 from tpserve.testing.queues import CountingView, QueueState, fault, random_state
@@ -83,6 +84,23 @@ def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[st
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(Quick(), test)(bad.spec_of(policy), BatchingOptions(), **arguments)
     getattr(Quick(), test)(tpserve_policies()[0], BatchingOptions(), **arguments)
+
+
+def test_a_difference_is_told_in_words() -> None:
+    one = Decided(Plan((Prefill(7, 5), Prefill(8, 5))), [1, 2, 3])
+    for other, says in (
+        (
+            Decided(Plan((Prefill(7, 5),)), [1, 2, 3]),
+            "A goes on with 5 tokens of request 8 where B goes on with nothing",
+        ),
+        (
+            Decided(Plan(one.plan.prefill, decode=False), [1, 2, 3]),
+            "A lets the others decode where B lets nobody decode",
+        ),
+        (Decided(one.plan, [1, 3, 2]), r"A has the requests \[2, 3\] give up .* B has the requests \[3, 2\]"),
+    ):
+        with pytest.raises(pytest.fail.Exception, match=f"A and B decide differently about 1 of 2 queues.*{says}"):
+            see_the_same([one, one], [one, other], "A", "B")
 
 
 CLOCKS = """
