@@ -36,6 +36,14 @@ _BATCHES: dict[str, list[tuple[int, int]]] = {
 }
 """(new tokens, cached tokens) of each sequence."""
 
+_LARGE: dict[str, list[tuple[int, int]]] = {
+    "many decodes": [(1, 1 + number % 7) for number in range(40)],
+    "many prompts": [(1 + number % 3, 1 + number % 7) if number % 7 > 1 else (1, 1) for number in range(40)],
+    "far decode": [(1, 2500)],
+    "far chunk": [(3, 2500), (1, 2)],
+}
+"""The same, of more sequences and of a longer context; they are tried in one small shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
@@ -123,6 +131,7 @@ class AttentionContract(ABC):
             "soft_cap": [0.5, 20.0] if offered.soft_cap else [],
             "heads": [(4, 4), (9, 3), (8, 1), (5, 1)],
             "lengths": list(_BATCHES),
+            "large": list(_LARGE),
             "graph_heads": [h for h in ((6, 2, 64), (16, 8, 128)) if h[2] in (offered.head_dims or h)],
         }
         for name, values in axes.items():
@@ -140,7 +149,7 @@ class AttentionContract(ABC):
             page_size=16 if 16 in (offered.page_sizes or (16,)) else offered.page_sizes[0],
             max_context=1024,
             max_running=16,
-            scale=0.125,
+            scale=0.1,
             dtype=(offered.dtypes or ("float32",))[0],
             device=self.device,
         )
@@ -187,6 +196,11 @@ class AttentionContract(ABC):
         """Every kind of batch, with scores bounded tightly and loosely."""
         shape = self.shape(soft_cap=soft_cap)
         self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_large_batches(self, large: str) -> None:
+        """Many sequences, and one of a long context."""
+        shape = self.shape(q_heads=1, kv_heads=1, max_context=4096, max_running=64)
+        self.check(self.make(shape), AttentionCase.random(shape, _LARGE[large]))
 
     def test_a_plan_serves_every_layer(self) -> None:
         """One plan, several caches."""

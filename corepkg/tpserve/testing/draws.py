@@ -80,12 +80,14 @@ class DrawContract(ABC):
         device: where to run.
         vocabularies: numbers of tokens to draw from.
         draws: pairs of seed and position.
+        rows: how many draw at once at most.
     """
 
     capabilities: ClassVar[OpsCapabilities] = OpsCapabilities()
     device: ClassVar[str] = "cpu"
     vocabularies: ClassVar[tuple[int, ...]] = (33, 1500, 4099)
     draws: ClassVar[tuple[tuple[int, int], ...]] = _DRAWS
+    rows: ClassVar[int] = 300
 
     @abstractmethod
     def make(self) -> Ops:
@@ -172,14 +174,36 @@ class DrawContract(ABC):
         padded[:, 301:] = 100
         self.check_draws(padded[:, :301], rows)
 
+    @pytest.mark.parametrize("greedy", [True, False])
+    def test_a_large_vocabulary(self, greedy: bool) -> None:
+        """Of tens of thousands of tokens, whose last are the likely ones."""
+        rows: list[dict[str, Any]] = [{"temperature": 0.0}] * 2
+        if not greedy:
+            rows = [rows[0], {"temperature": 5.0, "seed": 3}, {"temperature": 5.0, "seed": 4, **_FILTERS["all"]}]
+        logits = self.draw(len(rows), 50_003)
+        logits[:, 40_000:] += 20
+        self.check_draws(logits, rows)
+
+    def test_hundreds_of_rows(self) -> None:
+        """Of which each draws by its own seed, position, temperature and filter."""
+        rows = [{"temperature": n % 3, "seed": n, "position": 7 * n, "top_k": 9 * (n % 2)} for n in range(self.rows)]
+        self.check_draws(self.draw(len(rows), 40), rows)
+
     def check_draws(self, logits: torch.Tensor, rows: list[dict[str, Any]]) -> None:
         """Compare with the definition, except where rounding could decide."""
         batch = sampling_batch(rows, self.device)
         expected, clear = _draws(logits.cpu(), sampling_batch(rows))
+        dtype, vocabulary = str(logits.dtype).removeprefix("torch."), logits.shape[1]
         found = self.make().sample(logits, batch)
-        assert found.dtype == torch.int64
+        assert found.dtype == torch.int64, f"the tokens drawn are {found.dtype}, not int64"
         assert clear.sum() >= 0.9 * len(rows)
-        assert found.cpu()[clear].tolist() == expected[clear].tolist()
+        for row in (clear & (found.cpu() != expected)).nonzero().flatten().tolist():
+            how = ", ".join(f"{name} {value}" for name, value in ({"temperature": 1.0} | rows[row]).items())
+            pytest.fail(
+                f"row {row} of {len(rows)} ({how}) of {dtype} logits of {vocabulary} tokens draws token "
+                f"{int(found[row])}, where the definition in tpserve.api.Ops.sample draws {int(expected[row])}",
+                pytrace=False,
+            )
 
     def test_batch_mates_change_nothing(self) -> None:
         """A row alone, and the same row among others, draws the same token."""

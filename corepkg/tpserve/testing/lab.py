@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import tempfile
@@ -24,9 +25,9 @@ __all__ = [
     "SLACK",
     "Lab",
     "Task",
+    "asleep",
     "at_rest",
     "await_loss",
-    "burnt_cpu",
     "can_listen",
     "leaks_files",
     "leaks_names",
@@ -51,6 +52,12 @@ SLACK = 2.0
 RESTLESS = 1 / 3
 """Share of a core from which on a wait counts as spinning: somebody may try anew now and then."""
 
+DROWSY = 0.1
+"""The same for who waits for what may come at any time, or never."""
+
+WAKES = 400
+"""And so often a second its process may wake up: half as often is what a library's own threads may come to."""
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 it is only listed
 USES = 3
 
@@ -64,6 +71,7 @@ class Task(Generic[Result]):
     """A function at work in a thread of its own."""
 
     def __init__(self, function: Callable[..., Result], *arguments: Any) -> None:
+        self._name = getattr(function, "__qualname__", repr(function))
         self._outcome: list[Result] = []
         self._error: list[BaseException] = []
 
@@ -81,8 +89,13 @@ class Task(Generic[Result]):
 
         None: a little more than PATIENCE, so that a call that ends at its deadline says what it waited for.
         """
-        self._thread.join(PATIENCE + SLACK if patience is None else patience)
-        assert not self._thread.is_alive(), "a call hangs"
+        patience = PATIENCE + SLACK if patience is None else patience
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            raise AssertionError(
+                f"{self._name} has not ended {patience:.0f} s later: a call must end at its deadline, and before it as"
+                " soon as its peer leaves or another thread closes it"
+            )
         for error in self._error:
             raise error
         return self._outcome[0]
@@ -238,13 +251,6 @@ def leaks_names(use: Callable[[], None]) -> bool:
     return all(names & _shared_names() for names in made)
 
 
-def burnt_cpu(wait: Callable[[], object]) -> float:
-    """CPU seconds of the whole process while a call waits."""
-    before = time.process_time()
-    wait()
-    return time.process_time() - before
-
-
 @contextmanager
 def at_rest() -> Iterator[None]:
     """See that nothing that waits inside spins."""
@@ -253,6 +259,24 @@ def at_rest() -> Iterator[None]:
     yield
     burnt, waited = time.process_time() - before, time.monotonic() - begun
     assert burnt < waited * RESTLESS, f"waiting for {waited:.1f} s takes {burnt:.1f} s of CPU time"
+
+
+@contextmanager
+def asleep() -> Iterator[None]:
+    """See that what waits inside, for a second or more, takes next to no CPU time and does not look again and again.
+
+    A waiting process leaves its core once, one that polls each time that it looks, however busy the machine is.
+    """
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    yield
+    waited, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_SELF)
+    burnt = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    wakes = after.ru_nvcsw - before.ru_nvcsw
+    if burnt >= waited * DROWSY or wakes >= waited * WAKES:
+        raise AssertionError(
+            f"waiting for {waited:.1f} s takes {burnt:.2f} s of CPU time and wakes the process up {wakes} times:"
+            " something polls. Let the kernel, or a lock, wake up who waits"
+        )
 
 
 def wake(receive: Callable[[], object], close: Callable[[], None]) -> bool:

@@ -18,6 +18,9 @@ from tpserve.testing.draws import TOLERANCE, DrawContract, sampling_batch
 
 __all__ = ["OpsContract"]
 
+LARGE = 300
+"""Times a number about 1, its square is more than float16 holds."""
+
 
 class OpsContract(DrawContract):
     """What every set of ops must compute.
@@ -27,7 +30,7 @@ class OpsContract(DrawContract):
         tokens: numbers of rows.
     """
 
-    tokens: ClassVar[tuple[int, ...]] = (1, 2, 16, 67)
+    tokens: ClassVar[tuple[int, ...]] = (1, 2, 16, 67, 333)
 
     def axes(self) -> dict[str, list[Any]]:
         """What each test is run over, by the names of its arguments."""
@@ -85,9 +88,10 @@ class OpsContract(DrawContract):
             torch.testing.assert_close(linear(x), x @ weight.T, rtol=1e-4, atol=1e-4)
 
     def test_rms_norm(self, dtype: str, tokens: int) -> None:
-        """The definition: x / sqrt(mean(x²) + eps) · weight; eps matters for small rows."""
+        """The definition: x / sqrt(mean(x²) + eps) · weight; eps matters for small rows, float32 for large ones."""
         x, weight = self.draw(tokens, 96, dtype=dtype), self.draw(96, dtype=dtype, seed=1)
         x[0] *= 1e-3
+        x[1:2] *= LARGE
         self.close(self.make().rms_norm(x, weight, 1e-5), _rms_norm(x, weight, 1e-5), dtype)
 
     def test_rms_norm_sizes(self, size: int) -> None:
@@ -99,6 +103,7 @@ class OpsContract(DrawContract):
     def test_add_rms_norm(self, dtype: str, tokens: int) -> None:
         """The sum, and the norm of the sum."""
         x, residual, weight = (self.draw(tokens, 96, dtype=dtype, seed=s) for s in (0, 1, 2))
+        residual[1:2] *= LARGE
         total = x.double() + residual.double()
         normed, added = self.make().add_rms_norm(x, residual, weight[0], 1e-5)
         self.close(added, total, dtype)
@@ -156,12 +161,14 @@ class OpsContract(DrawContract):
 
     def check_rotation(self, dtype: str, tokens: int, normed: bool, head_dim: int, heads: tuple[int, int]) -> None:
         """Compare with the definition; cells of other tokens stay as they are."""
-        (q_heads, kv_heads), page_size = heads, 4
+        (q_heads, kv_heads), page_size, pages = heads, 4, 32 + tokens // 4
         qkv = self.draw(tokens, q_heads + 2 * kv_heads, head_dim, dtype=dtype)
+        if normed:
+            qkv[1:2] *= LARGE
         q_norm, k_norm = (self.draw(head_dim, dtype=dtype, seed=s) if normed else None for s in (1, 2))
         angles = self.draw(tokens, head_dim // 2, seed=3) * 3
-        k_cache, v_cache = (self.draw(32, page_size, kv_heads, head_dim, dtype=dtype, seed=s) for s in (4, 5))
-        slots = torch.randperm(32 * page_size, generator=torch.Generator().manual_seed(6))[:tokens].to(self.device)
+        k_cache, v_cache = (self.draw(pages, page_size, kv_heads, head_dim, dtype=dtype, seed=s) for s in (4, 5))
+        slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(6))[:tokens].to(self.device)
         q, k, v = torch.split(qkv.double(), [q_heads, kv_heads, kv_heads], dim=1)
         expected_q, expected_k = (
             _rotate(each if norm is None else _rms_norm(each, norm, 1e-6), angles.double())

@@ -6,6 +6,7 @@ class TestPackage(PackageContract):
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import ClassVar
@@ -16,10 +17,19 @@ import pytest
 from tpserve.api import API_VERSION
 from tpserve.plugins.loading import stated_api
 from tpserve.plugins.options import describe_options
-from tpserve.plugins.registry import Plugin, Registry
+from tpserve.plugins.registry import INTERFACES, Plugin, Registry
 from tpserve.testing.processes import PATIENCE
 
 __all__ = ["PackageContract"]
+
+IMPORT = """
+import importlib, json, sys, threading
+before = threading.enumerate()
+importlib.import_module(sys.argv[1])
+imported = [name for name in sys.argv[2:] if name in sys.modules]
+print()
+print(json.dumps([imported, [thread.name for thread in threading.enumerate() if thread not in before]]), end="")
+"""
 
 HEAVY = ("torch", "numpy", "zmq", "pynng", "flashinfer", "triton")
 
@@ -46,17 +56,27 @@ class PackageContract:
         assert stated_api(found.entry) == API_VERSION
 
     def test_reading_the_spec_is_light(self, found: Plugin) -> None:
-        """Importing the plugin's module imports neither the class nor any large library."""
-        unwanted = [*HEAVY, found.spec.factory.partition(":")[0]]
-        code = f"import sys, {found.entry.module}; print(*[name for name in {unwanted!r} if name in sys.modules])"
-        command = [sys.executable, "-c", code]
+        """Importing the plugin's module imports neither the class nor any large library, and does nothing else."""
+        module, unwanted = found.entry.module, [*HEAVY, found.spec.factory.partition(":")[0]]
+        command = [sys.executable, "-c", IMPORT, module, *unwanted]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        assert done.stdout.split() == [], f"importing {found.entry.module} imports these"
+        printed, _, seen = done.stdout.rpartition("\n")
+        imported, threads = json.loads(seen)
+        advice = "'tpserve plugins list' imports it, so it must do no more than state the spec"
+        if imported:
+            raise AssertionError(f"{module} imports {', '.join(imported)}: {advice}")
+        if threads:
+            raise AssertionError(f"{module} starts threads on import ({', '.join(threads)}): {advice}")
+        if printed:
+            raise AssertionError(f"{module} prints {printed[:80]!r} on import: {advice}")
 
     def test_the_class_implements_the_interface(self, found: Plugin) -> None:
         """It can be imported, derives from the interface of its kind, and leaves nothing abstract."""
         missing: frozenset[str] = getattr(found.factory(), "__abstractmethods__", frozenset())
-        assert sorted(missing) == []
+        if missing:
+            interface = INTERFACES[found.kind].__name__
+            names = ", ".join(sorted(missing))
+            raise AssertionError(f"{found.spec.factory} does not implement {names} of tpserve.api.{interface}")
 
     def test_the_options_come_back_as_they_went(self, found: Plugin) -> None:
         """Through plain data, and an unknown one is refused."""
@@ -69,4 +89,9 @@ class PackageContract:
 
     def test_every_option_is_described(self, found: Plugin) -> None:
         """In the ``Attributes:`` section of the options' docstring, for ``tpserve plugins show``."""
-        assert [option.name for option in describe_options(found.spec.options) if not option.doc] == []
+        undescribed = [option.name for option in describe_options(found.spec.options) if not option.doc]
+        if undescribed:
+            raise AssertionError(
+                f"the docstring of {found.spec.options.__name__} does not describe {', '.join(undescribed)}: give it a"
+                " section 'Attributes:', and there a line 'NAME: what it means' for each"
+            )

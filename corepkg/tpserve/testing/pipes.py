@@ -14,9 +14,9 @@ from tpserve.api import Closed, DeadlineExceeded, PipeSender
 from tpserve.testing.lab import (
     Lab,
     Task,
+    asleep,
     at_rest,
     await_loss,
-    burnt_cpu,
     memory,
     missed,
     refused,
@@ -270,6 +270,7 @@ class PipeContract(LinkContract):
         assert receiver.recv_many(1, 1, soon()) == [b"first"]
 
     def test_a_waiting_receiver_rests(self, lab: Lab, pipes: None) -> None:
-        """A second of waiting takes less than a tenth of one in CPU time: nothing polls."""
+        """A second of waiting takes next to no CPU time: nothing polls, however seldom."""
         receiver, _sender = pipe(lab, 1)
-        assert burnt_cpu(lambda: receiver.recv_many(1, 1, time.monotonic() + 1)) < 0.1
+        with asleep():
+            receiver.recv_many(1, 1, time.monotonic() + 1)

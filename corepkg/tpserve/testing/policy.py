@@ -4,30 +4,21 @@ class TestMine(PolicyContract):
     @pytest.fixture
     def spec(self):
         return plugin.tpserve_policies()[0]
-
-``python -m tpserve.testing.policy`` decides in a process of its own, where the clock and the hash seed are others.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
 import random
-import resource
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import ClassVar
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tpserve.api import Options, Plan, Policy, PolicySpec
+from tpserve.api import Options, Policy, PolicySpec
 from tpserve.messages import MAX_PRIORITY
-from tpserve.testing.processes import PATIENCE, load
+from tpserve.testing.decisions import decide, decided_elsewhere, make, see_the_same
 from tpserve.testing.queues import CountingView, QueueState, fault, long_queue, random_state
 from tpserve.testing.traffic import CONTEXT, LARGE_CONTEXT, Ask, rounds_until_finished
 
@@ -108,8 +99,10 @@ class PolicyContract:
         """What is decided depends on what is shown alone: not on what was decided before, nor how often."""
         policy = make(spec, options)
         fresh = [decide(make(spec, options), state) for state in states]
-        assert [decide(policy, state) for state in states] == fresh
-        assert [decide(policy, state) for state in reversed(states)] == fresh[::-1]
+        again = [decide(policy, state) for state in states]
+        backwards = [decide(policy, state) for state in reversed(states)]
+        for found in (again, backwards[::-1]):
+            see_the_same(fresh, found, "a new policy", "one that has decided before")
 
     def test_the_view_is_only_read(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
         """Neither it nor the requests that it shows are changed."""
@@ -123,11 +116,10 @@ class PolicyContract:
     def test_another_process_decides_alike(
         self, spec: PolicySpec, options: Options, states: list[QueueState], hash_seed: int, clock: float
     ) -> None:
-        """One whose sets have another order, and whose clock shows another time."""
+        """One whose sets have another order, whose clock shows another time, and which has another id."""
         here = [decide(make(spec, options), state) for state in states]
         there = decided_elsewhere(spec, options, states, hash_seed, clock)
-        differing = [state for state, one, other in zip(states, here, there, strict=True) if one != other]
-        assert differing == []
+        see_the_same(here, there, "this process", "another process")
 
     def test_who_gives_pages_up_is_settled(self, spec: PolicySpec, options: Options, states: list[QueueState]) -> None:
         """Of any two requests it is the same one, however far they have come: so some request always goes on."""
@@ -163,129 +155,3 @@ def _finishes(policy: Policy, traffic: str, victim: Ask, most: int) -> None:
     draw = random.Random(1)
     waited = rounds_until_finished(policy, lambda: TRAFFIC[traffic](draw), victim, most)
     assert waited is not None, f"{victim} is not finished after {most} rounds"
-
-
-class Job(msgspec.Struct, frozen=True):
-    """What a child decides about.
-
-    Attributes:
-        factory: ``module:Class`` of the policy.
-        options_type: ``module:Class`` of its options.
-        options: the options, as builtins.
-        clock: seconds that the clock is ahead.
-        states: what to decide about.
-    """
-
-    factory: str
-    options_type: str
-    options: dict[str, Any]
-    clock: float
-    states: list[QueueState]
-
-
-def make(spec: PolicySpec, options: Options) -> Policy:
-    """A new policy."""
-    policy: Policy = load(spec.factory)(options)
-    return policy
-
-
-class Decided(msgspec.Struct, frozen=True):
-    """What a policy makes of a state.
-
-    Attributes:
-        plan: of the next step.
-        order: the uids of those that run; the last gives its pages up first.
-    """
-
-    plan: Plan
-    order: list[int]
-
-
-def decide(policy: Policy, state: QueueState) -> Decided:
-    """Let a policy decide once."""
-    order = sorted(state.running, key=policy.retraction_order)
-    return Decided(policy.plan(CountingView(state)), [request.uid for request in order])
-
-
-def decided_elsewhere(
-    spec: PolicySpec, options: Options, states: Sequence[QueueState], hash_seed: int, clock: float
-) -> list[Decided]:
-    """What is decided in another process.
-
-    Args:
-        spec: of the policy.
-        options: for it.
-        states: what to decide about.
-        hash_seed: decides the order of its sets.
-        clock: seconds that its clock is ahead.
-    """
-    options_type = f"{type(options).__module__}:{type(options).__qualname__}"
-    job = Job(spec.factory, options_type, msgspec.to_builtins(options), clock, list(states))
-    environ = {
-        **os.environ,
-        "PYTHONHASHSEED": str(hash_seed),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    command = [sys.executable, "-P", "-m", "tpserve.testing.policy"]
-    done = subprocess.run(
-        command, input=msgspec.json.encode(job), env=environ, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
-    )
-    return msgspec.json.decode(done.stdout, type=list[Decided])
-
-
-def shift_clock(seconds: float) -> None:
-    """Set the clocks that the standard library reads ahead, for the rest of this process.
-
-    Those of modules ``time``, ``datetime``, ``os`` and ``resource``; not what a C library asks the kernel, nor what
-    files say, nor a function that somebody has imported before.
-    """
-    nanoseconds = int(seconds * 1e9)
-    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"):
-        _shift(time, name, lambda now: now + seconds)
-        _shift(time, f"{name}_ns", lambda now: now + nanoseconds)
-    _shift(os, "times", lambda now: type(now)(each + seconds for each in now))
-    _shift(resource, "getrusage", lambda now: type(now)([now[0] + seconds, now[1] + seconds, *now[2:]]))
-    for name in ("localtime", "gmtime", "ctime"):
-        _give_now(name, 0, lambda: time.time())
-    _give_now("asctime", 0, lambda: time.localtime())
-    _give_now("strftime", 1, lambda: time.localtime())
-    offset = datetime.timedelta(seconds=seconds)
-
-    class Shifted(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Self:
-            return super().now(tz) + offset
-
-        @classmethod
-        def utcnow(cls) -> Self:
-            return cls.now(datetime.UTC).replace(tzinfo=None)
-
-    datetime.datetime = Shifted  # type: ignore[misc]  # date.today and datetime.today ask time.time
-
-
-def _shift(module: ModuleType, name: str, shifted: Callable[[Any], Any]) -> None:
-    """Have a function of a module return another time."""
-    clock = getattr(module, name)
-    setattr(module, name, lambda *args: shifted(clock(*args)))
-
-
-def _give_now(name: str, index: int, now: Callable[[], object]) -> None:
-    """Have a function of ``time``, which takes a time or now as its last argument, ask us for the latter."""
-    function = getattr(time, name)
-
-    def told(*args: Any) -> Any:
-        return function(*args[:index], args[index] if args[index:] and args[index] is not None else now())
-
-    setattr(time, name, told)
-
-
-def main() -> None:
-    """Decide what stdin asks for."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    shift_clock(job.clock)
-    policy: Policy = load(job.factory)(msgspec.convert(job.options, load(job.options_type)))
-    sys.stdout.buffer.write(msgspec.json.encode([decide(policy, state) for state in job.states]))
-
-
-if __name__ == "__main__":
-    main()

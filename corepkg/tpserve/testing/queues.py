@@ -123,15 +123,20 @@ class CountingView:
 
 
 def random_state(draw: random.Random) -> QueueState:
-    """A state that a scheduler can be in: what waits would fit alone."""
+    """A state that a scheduler can be in: what waits would fit alone.
+
+    In every other one those that wait have come a moment ago, and many of them are alike.
+    """
     page_size = draw.choice([1, 4, 16, 64])
     tokens = draw.choice([8, 64, 512, 8192])
     rows = draw.randint(1, min(tokens, 40))
-    now = draw.randint(0, 5000)
+    now, alike = draw.randint(0, 5000), draw.random() < 0.5
+    come = range(max(0, now - 3) if alike else 0, now + 1)
+    sizes = [_random_size(draw, tokens) for _ in range(3 if alike else 100)]
     arrivals = iter(sorted(draw.sample(range(1000), 100)))
     running = [_random_running(draw, next(arrivals), now, tokens) for _ in range(draw.randint(0, rows))]
     length = draw.choice([0, 1, 3, 20, 60]) if running else draw.choice([1, 3, 20, 60])
-    waiting = [_random_waiting(draw, next(arrivals), now, tokens, page_size) for _ in range(length)]
+    waiting = [_random_waiting(draw, next(arrivals), come, sizes, page_size) for _ in range(length)]
     waiting.sort(key=lambda request: request.since)
     least = 0 if running else max(request.pages + request.promised for request in waiting)
     limits = Limits(
@@ -195,18 +200,24 @@ def _renumbered(waiting: list[WaitingRequest]) -> list[WaitingRequest]:
     ]
 
 
-def _random_waiting(draw: random.Random, arrival: int, now: int, tokens: int, page_size: int) -> WaitingRequest:
-    known, cached = draw.randint(1, draw.choice([2, 10, tokens, 2 * tokens])), 0
+def _random_size(draw: random.Random, tokens: int) -> int:
+    return draw.randint(1, draw.choice([2, 10, tokens, 2 * tokens]))
+
+
+def _random_waiting(
+    draw: random.Random, arrival: int, come: Sequence[int], sizes: Sequence[int], page_size: int
+) -> WaitingRequest:
+    known, cached = draw.choice(sizes), 0
     if draw.random() < 0.3:
         cached = draw.randrange(0, known, page_size)
     held = -(-known // page_size) - draw.choice([0, cached // page_size])
     promised = draw.choice([0, 1, 50, 1000]) // page_size
-    since, priority = draw.randint(0, now), draw.choice([0, 0, 0, 5, -1])
+    since, priority = draw.choice(come), draw.choice([0, 0, 0, 5, -1])
     return WaitingRequest(draw.getrandbits(48), arrival, since, priority, cached, known - cached, held, promised)
 
 
 def _random_running(draw: random.Random, arrival: int, now: int, tokens: int) -> RunningRequest:
-    known = draw.randint(1, draw.choice([2, 10, tokens, 2 * tokens]))
+    known = _random_size(draw, tokens)
     pending = draw.choice([0, 0, 0, draw.randint(1, known)])
     length = known - pending if pending else known + draw.randint(0, 100)
     since = now * arrival // 1000

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import time
+from itertools import islice
 from typing import Any
 
 from tpserve.api import Options, Plan, PolicySpec, Prefill, QueueView, RunningRequest, WaitingRequest
@@ -198,3 +201,44 @@ class Hashed(FcfsPolicy):
 
     def retraction_order(self, request: RunningRequest) -> tuple[int, ...]:
         return (hash(str(request.uid)),)
+
+
+class Ageing(FcfsPolicy):
+    """Orders those that wait, as long as nobody has waited long; as the template does, whose order is sound."""
+
+    def plan(self, view: QueueView) -> Plan:
+        waiting = list(islice(view.waiting(), 32))
+        if waiting and view.round - waiting[0].since < 64:
+            waiting.sort(key=self.precedence)
+        return fill(view, waiting, self.options, self.retraction_order)
+
+    def precedence(self, request: WaitingRequest) -> tuple[float, ...]:
+        return request.tokens, request.arrival
+
+
+class ByMinute(Ageing):
+    """The shortest first in even minutes."""
+
+    def precedence(self, request: WaitingRequest) -> tuple[float, ...]:
+        return request.tokens if int(time.time() / 60) % 2 else -request.tokens, request.arrival
+
+
+class TiesByHash(Ageing):
+    """Of those that are equally long, who has the luckier name."""
+
+    def precedence(self, request: WaitingRequest) -> tuple[float, ...]:
+        return request.tokens, hash(str(request.uid)) % 2
+
+
+class ByProcess(Ageing):
+    """The shortest first in a process with an odd number."""
+
+    def precedence(self, request: WaitingRequest) -> tuple[float, ...]:
+        return (request.tokens if os.getpid() % 2 else -request.tokens,)
+
+
+class ByLot(Ageing):
+    """Of those that are equally long, whose lot it is."""
+
+    def precedence(self, request: WaitingRequest) -> tuple[float, ...]:
+        return request.tokens, random.random()

@@ -20,7 +20,7 @@ def late(call, *arguments):
         raise
 
 
-def poll(call, deadline):
+def poll(call, deadline, nap=None):
     """Call it again and again instead of waiting."""
     while True:
         try:
@@ -28,6 +28,8 @@ def poll(call, deadline):
         except TimeoutError:
             if time.monotonic() >= deadline:
                 raise
+            if nap:
+                time.sleep(nap)
 
 
 def turned(frame):
@@ -224,6 +226,13 @@ class PollingReceiver(FanoutReceiver):
 
     def close(self) -> None:
         self.receiver.close()
+
+
+class NappingReceiver(PollingReceiver):
+    """Looks again and again, and sleeps in between."""
+
+    def recv_many(self, count: int, deadline: float) -> list[bytes]:
+        return poll(lambda at_once: self.receiver.recv_many(count, at_once), deadline, nap=0.0005)
 
 
 class ForgetfulReceiver(PollingReceiver):

@@ -106,6 +106,10 @@ class Polling(Sound):
     fanout_in = ends.PollingReceiver
 
 
+class Napping(Sound):
+    fanout_in = ends.NappingReceiver
+
+
 class PollingToSend(Sound):
     fanout_out = ends.PollingSender
     pipe_out = ends.PollingPipeSender

@@ -19,6 +19,7 @@ from tpserve.policies.fcfs import FcfsPolicy
 from tpserve.policies.options import BatchingOptions
 from tpserve.scheduler.queues import Queues, Request
 from tpserve.scheduler.view import breach
+from tpserve.testing.decisions import Decided, see_the_same
 from tpserve.testing.fake_engine import SMALL_LIMITS
 from tpserve.testing.policy import SLOW_VICTIMS, VICTIMS, PolicyContract
 from tpserve.testing.queues import CountingView, QueueState, fault, random_state
@@ -45,6 +46,7 @@ STATES = [random_state(random.Random(seed)) for seed in range(300)]
 MEEK = next(victim for victim in VICTIMS if victim.priority < 0)
 LONGEST = next(victim for victim in VICTIMS if victim.prompt == CONTEXT - 1)
 HUGEST = max(VICTIMS, key=lambda victim: victim.prompt)
+OTHERS = [{"hash_seed": 1, "clock": 1e6 + 1.37}, {"hash_seed": 4321, "clock": -1e8 - 4321.71}]
 SHORT_TRAFFIC = {"traffic": "short", "victim": Ask(99, 2)}
 
 
@@ -69,6 +71,10 @@ SHORT_TRAFFIC = {"traffic": "short", "victim": Ask(99, 2)}
         ("LongestLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("LeastUrgentLast", "test_who_gives_pages_up_is_settled", {"states": STATES}),
         ("Hashed", "test_another_process_decides_alike", {"states": STATES, "hash_seed": 1, "clock": 0.0}),
+        *(("ByMinute", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS),
+        *(("TiesByHash", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
+        *(("ByProcess", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
+        *(("ByLot", "test_another_process_decides_alike", {"states": STATES, **other}) for other in OTHERS[:1]),
         ("Stateful", "test_nothing_is_kept_between_calls", {"states": STATES}),
         ("Writing", "test_the_view_is_only_read", {"states": STATES}),
         ("Thorough", "test_a_long_queue_is_not_read_to_its_end", {}),
@@ -80,9 +86,26 @@ def test_a_bad_policy_fails(bad: Any, policy: str, test: str, arguments: dict[st
     getattr(Quick(), test)(tpserve_policies()[0], BatchingOptions(), **arguments)
 
 
+def test_a_difference_is_told_in_words() -> None:
+    one = Decided(Plan((Prefill(7, 5), Prefill(8, 5))), [1, 2, 3])
+    for other, says in (
+        (
+            Decided(Plan((Prefill(7, 5),)), [1, 2, 3]),
+            "A goes on with 5 tokens of request 8 where B goes on with nothing",
+        ),
+        (
+            Decided(Plan(one.plan.prefill, decode=False), [1, 2, 3]),
+            "A lets the others decode where B lets nobody decode",
+        ),
+        (Decided(one.plan, [1, 3, 2]), r"A has the requests \[2, 3\] give up .* B has the requests \[3, 2\]"),
+    ):
+        with pytest.raises(pytest.fail.Exception, match=f"A and B decide differently about 1 of 2 queues.*{says}"):
+            see_the_same([one, one], [one, other], "A", "B")
+
+
 CLOCKS = """
 import datetime, os, resource, sys, time
-from tpserve.testing.policy import shift_clock
+from tpserve.testing.decisions import shift_clock
 start = datetime.datetime(1970, 1, 1)
 NAMES = "time", "monotonic", "perf_counter", "process_time", "thread_time"
 def read():
@@ -104,7 +127,7 @@ def read():
         "date": (datetime.date.today() - start.date()).total_seconds(),
     }
 before, given = read(), time.gmtime(0)
-shift_clock(1e7)
+shift_clock(lambda: 1e7)
 print({name: now - before[name] for name, now in read().items() if abs(now - before[name] - 1e7) > 86400})
 assert time.gmtime(0) == given and time.strftime("%Y", given) == "1970"
 """

@@ -39,6 +39,7 @@ INSIDE = Path(__file__).with_name("faulty_transports.py")
         ("Keeping", "test_a_sender_goes_on_as_soon_as_it_is_read"),
         ("Keeping", "test_a_pipe_sender_far_ahead_waits_and_may_try_again"),
         ("Polling", "test_a_waiting_follower_rests"),
+        ("Napping", "test_a_waiting_follower_rests"),
         ("PollingToSend", "test_a_sender_goes_on_as_soon_as_it_is_read"),
         ("PollingToSend", "test_a_pipe_sender_far_ahead_waits_and_may_try_again"),
         ("PollingToSend", "test_a_missing_follower_is_an_error_at_the_leader"),
