@@ -60,9 +60,7 @@ class Claim:
 
     def has_lost(self, follower: int) -> bool:
         """Whether a follower that came has gone."""
-        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0)
-        kind, *_ = FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
-        return bool(kind == fcntl.F_UNLCK)
+        return _is_unmarked(self._descriptor, follower)
 
     def close(self) -> None:
         """Remove the file, and with it the lock."""
@@ -84,6 +82,10 @@ class Visit(NamedTuple):
     def has_lost_leader(self) -> bool:
         """Whether the leader has gone."""
         return _lock(self.descriptor, fcntl.LOCK_SH)
+
+    def has_lost(self, follower: int) -> bool:
+        """Whether another follower, who came, has gone."""
+        return _is_unmarked(self.descriptor, follower)
 
     def close(self) -> None:
         """Go."""
@@ -126,6 +128,13 @@ def _mark(descriptor: int, follower: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_unmarked(descriptor: int, follower: int) -> bool:
+    """Whether nobody else has a lock on a follower's byte."""
+    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0)
+    kind, *_ = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    return bool(kind == fcntl.F_UNLCK)
 
 
 def _names(content: bytes) -> dict[bytes, bytes]:

@@ -29,6 +29,7 @@ INSIDE = Path(__file__).with_name("faulty_transports.py")
         ("Outliving", "test_a_leader_that_closes_again_leaves_the_next_one_alone[ipc]"),
         ("Outliving", "test_a_receiver_that_closes_again_leaves_the_next_one_alone[ipc]"),
         ("Narrow", "test_a_follower_that_closes_is_an_error_though_another_stands_still[1]"),
+        ("Relaying", "test_a_leader_that_closes_is_an_error_though_one_stands_still[0]"),
         ("Swapping", "test_followers_see_the_same_sequence_however_it_is_cut[1-ipc]"),
         ("Cutting", "test_a_frame_of_64_mb"),
         ("Forgetting", "test_a_sender_far_ahead_waits_until_its_deadline"),
