@@ -28,6 +28,9 @@ LONGEST = 1 << 16
 FLOCK = struct.Struct("hhqqi4x")
 """What the kernel is asked about a lock: its kind, from where its bytes count, the first, how many, and whose it is."""
 
+LONGEST_NAME = 200
+"""Bytes of an address's last part: names that begin with it have to be names of files too."""
+
 PATIENCE = 1.0
 """Seconds that one waits for others who claim something in the same directory, which takes them a moment."""
 
@@ -46,6 +49,7 @@ class Claim:
     """
 
     def __init__(self, path: Path) -> None:
+        _check_name(path)
         self._path = path
         try:
             with _alone_in(path.parent):
@@ -101,8 +105,10 @@ def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
         name: nobody else's.
 
     Raises:
-        TransportError: something that is no leader's is there, or another follower of this number has come before.
+        TransportError: something that is no leader's is there, or another follower of this number has come before; or
+            no leader can be there.
     """
+    _check_name(path)
     try:
         with _opened(path) as descriptor:
             meeting = _meeting(path, descriptor)
@@ -119,6 +125,11 @@ def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
         return None
     except OSError as error:
         raise TransportError(f"cannot follow at {path}: {error}") from error
+
+
+def _check_name(path: Path) -> None:
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise TransportError(f"cannot use ipc://{path}: its last part is longer than {LONGEST_NAME} bytes")
 
 
 def _mark(descriptor: int, follower: int) -> bool:

@@ -8,7 +8,9 @@ from tpserve.api import TransportError
 from tpserve.api.addresses import check_address, free_path
 
 
-@pytest.mark.parametrize("address", ["ipc:///run/x", "tcp://127.0.0.1:80", "tcp://[::1]:65535", "tcp://some.host:1"])
+@pytest.mark.parametrize(
+    "address", ["ipc:///run/x", "tcp://127.0.0.1:80", "tcp://[::1]:65535", "tcp://[fe80::1%lo]:1", "tcp://a-1.b_c:1"]
+)
 def test_an_address_comes_back(address):
     assert check_address(address) == address
 
@@ -31,6 +33,19 @@ def test_an_address_comes_back(address):
         "tcp://h:0",
         "tcp://h:65536",
         "tcp://[::1:1",
+        "tcp://[1]:1",
+        "tcp://::1:1",
+        "TCP://h:1",
+        "tcp://h:+1",
+        "tcp://h:1/",
+        "tcp://h:1?a=b",
+        "tcp://h:1#a",
+        "tcp://h:1\n",
+        "tcp://user@h:1",
+        "tcp://h h:1",
+        "ipc:///a\nb",
+        "ipc:///\udcff",
+        f"ipc:///{'long' * 64}",
     ],
 )
 def test_another_is_named(address):
