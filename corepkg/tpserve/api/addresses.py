@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import re
 import socket
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tpserve.api.errors import TransportError
 
-__all__ = ["check_address", "check_follower", "free_path", "ipc_path"]
+__all__ = ["alone_in", "check_address", "check_follower", "free_path", "ipc_path", "taking"]
 
 IPC = "ipc://"
 HOST_AND_PORT = re.compile(r"tcp://(?:[\w.*-]+|\[([0-9A-Fa-f:.]+)(?:%\w+)?\]):([0-9]{1,5})")
 NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and what Python writes for bytes of a path that are none."""
+
+
+PATIENCE = 1.0
+"""Seconds that one waits for others who take something in the same directory, which takes them a moment."""
 
 
 def check_address(address: str) -> str:
@@ -62,8 +71,52 @@ def ipc_path(address: str) -> Path:
     return path
 
 
+@contextmanager
+def taking(path: Path) -> Iterator[None]:
+    """Bind a unix socket to a path inside this, and listen: of two who do so at once the second is refused.
+
+    A file that a killed process has left goes first, as by :func:`free_path`. Who leaves removes the file before it
+    closes the socket: later it may be somebody else's.
+
+    Raises:
+        TransportError: somebody is bound to the path, it is not a socket's, or it is too long; or what is done inside
+            raises OSError.
+    """
+    try:
+        with alone_in(path.parent):
+            free_path(path)
+            yield
+    except OSError as error:
+        raise TransportError(f"cannot bind {path}: {error}") from error
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold a directory, so that of two who find a file that was left only one removes it, and takes its place.
+
+    Raises:
+        TransportError: somebody else holds it for a second.
+        OSError: it cannot be held.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not _is_locked(descriptor):
+            if time.monotonic() >= deadline:
+                raise TransportError(f"cannot use {directory}: somebody else has locked it")
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the descriptor too
+    finally:
+        os.close(descriptor)
+
+
 def free_path(path: Path) -> None:
     """Remove a unix socket's file that a killed process has left, if there is one, so that the path can be bound.
+
+    Somebody else may do so at the same time, and bind the path before this removes it: use :func:`taking`.
 
     Raises:
         TransportError: somebody is bound to the path, it is not a socket's, or it is too long.
@@ -80,6 +133,15 @@ def free_path(path: Path) -> None:
         return
     except OSError as error:
         raise TransportError(f"cannot bind {path}: {error}") from error
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock it, unless somebody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _refusal(address: str, fault: str) -> TransportError:

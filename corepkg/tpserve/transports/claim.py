@@ -13,13 +13,13 @@ import os
 import shutil
 import struct
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tpserve.api import TransportError
+from tpserve.api.addresses import alone_in
 
 __all__ = ["Claim", "Visit", "join_leader"]
 
@@ -30,9 +30,6 @@ FLOCK = struct.Struct("hhqqi4x")
 
 LONGEST_NAME = 200
 """Bytes of an address's last part: names that begin with it have to be names of files too."""
-
-PATIENCE = 1.0
-"""Seconds that one waits for others who claim something in the same directory, which takes them a moment."""
 
 
 class Claim:
@@ -52,7 +49,7 @@ class Claim:
         _check_name(path)
         self._path = path
         try:
-            with _alone_in(path.parent):
+            with alone_in(path.parent):
                 _remove_stale(path)
                 self._descriptor, self.meeting = _place(path)
         except OSError as error:
@@ -197,21 +194,6 @@ def _place(path: Path) -> tuple[int, Path]:
     finally:
         os.unlink(made)  # noqa: PTH108 it has a name, not a path
     return descriptor, meeting
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold a directory, so that of two who find a stale file only one removes it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not _lock(descriptor, fcntl.LOCK_EX):
-            if time.monotonic() >= deadline:
-                raise TransportError(f"cannot use {directory}: somebody else has locked it")
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int) -> bool:

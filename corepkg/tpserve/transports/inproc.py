@@ -38,13 +38,16 @@ class InprocTransport(Transport):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._lock = Lock()
+        self._leading = Lock()
         self._queues: dict[str, _Queue] = {}
         self._ends = Ends()
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
         check_address(address)
-        return self._ends.add(lambda: _FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
+        with self._leading:  # of two who look at once whether there is a leader, one becomes it
+            queues = [self._queue(f"{address}.{index}") for index in range(followers)]
+            return self._ends.add(lambda: _FanoutSender(queues))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""

@@ -254,6 +254,22 @@ class Usurping(Sound):
             del self._queues[name]
 
 
+class Hasting(Usurping):
+    """Looks whether an address is free, and takes it a moment later."""
+
+    def fanout_sender(self, address, followers):
+        if self._queue(f"{address}.0").has_leader:
+            raise TransportError(f"{address} has a leader already")
+        time.sleep(0.02)
+        return super().fanout_sender(address, followers)
+
+    def pipe_receiver(self, address):
+        if self._queue(address).has_reader:
+            raise TransportError(f"{address} has a receiver already")
+        time.sleep(0.02)
+        return super().pipe_receiver(address)
+
+
 class Hospitable(Sound):
     """Lets everybody in who says the number of a follower."""
 

@@ -60,6 +60,8 @@ INSIDE = Path(__file__).with_name("faulty_transports.py")
         ("Eager", "test_an_empty_batch_sends_nothing"),
         ("Usurping", "test_an_address_that_a_leader_has_is_an_error[ipc]"),
         ("Usurping", "test_an_address_that_a_receiver_has_is_an_error[ipc]"),
+        ("Hasting", "test_one_of_two_leaders_that_come_at_once_has_the_address[ipc]"),
+        ("Hasting", "test_one_of_two_receivers_that_come_at_once_has_the_address[ipc]"),
         ("SeldomLosing", "test_many_small_frames_arrive_once_and_in_order"),
         ("SeldomLosing", "test_many_small_frames_arrive_by_a_pipe"),
         ("Hospitable", "test_a_second_of_the_same_number_that_comes_late_is_refused"),

@@ -6,7 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from rpyc import SocketStream
 from rpyc.lib import Timeout
 
 from tpserve.api import Closed, DeadlineExceeded, TransportError
-from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve.api.addresses import check_address, ipc_path, taking
 from tpserve.api.doors import dial
 
 __all__ = ["SLICE", "Stream", "connected", "listening", "path_of"]
@@ -104,14 +104,13 @@ def listening(address: str, backlog: int) -> socket.socket:
     try:
         family, place = _place(address)
         path = path_of(address)
-        if path is not None:
-            free_path(path)
         door = socket.socket(family, socket.SOCK_STREAM)
         try:
             if path is None:
                 door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind(place)
-            door.listen(backlog)
+            with taking(path) if path is not None else nullcontext():
+                door.bind(place)
+                door.listen(backlog)
         except BaseException:
             door.close()
             raise
