@@ -26,17 +26,22 @@ SLICE = 0.2
 class Stream(SocketStream):  # type: ignore[misc]
     """One connection.
 
+    Args:
+        end: its socket.
+        peer: what errors call the other side.
+
     Attributes:
         deadline: until when writing may wait.
         is_closing: whether somebody wants to close it, and nobody should wait any more.
         look: called after each slice of a wait; what it raises ends that.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, peer: str) -> None:
         if end.family != socket.AF_UNIX:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().__init__(end)
         self.deadline = 0.0
+        self._peer = peer
         self.is_closing = False
         self.look: Callable[[], None] = lambda: None
 
@@ -55,7 +60,7 @@ class Stream(SocketStream):  # type: ignore[misc]
                 self.sock.settimeout(min(SLICE, max(0.001, remaining)))
                 rest = rest[self.sock.send(rest) :]
             except TimeoutError:
-                self.check_waiting(remaining, f"the other side made no room for {len(rest)} bytes")
+                self.check_waiting(remaining, f"{self._peer} made no room for {len(rest)} bytes")
             except OSError as error:
                 raise EOFError(error) from error
 

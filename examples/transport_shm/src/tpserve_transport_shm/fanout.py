@@ -108,9 +108,8 @@ class ShmFanoutSender(FanoutSender):
         """Leave the others; they still have what was published."""
         if not self._watch.shut():
             return
-        if self._ring is None:
-            self._leave_door()
-        else:
+        self._leave_door()
+        if self._ring is not None:
             self._ring.close()
         for peer in self._peers.values():
             peer.close()
