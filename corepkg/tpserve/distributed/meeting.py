@@ -19,12 +19,15 @@ from tpserve.api import Closed, CommContext, DeadlineExceeded, FrameError, PeerL
 from tpserve.api.doors import dial, greetings
 from tpserve.distributed.quota import quota
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "greeting_of"]
 
 Context = SyncContext | CommContext
 
 LEADER = 0
-RANK = struct.Struct("<I")
+MAGIC = b"tpserve meeting 1: "
+GREETING = struct.Struct(f"<{len(MAGIC)}sI")
+"""The first thing that a follower says, so that no stranger is taken for one who says nothing but a number."""
+
 CREDENTIALS = struct.Struct("3i")
 TOKEN = b"."
 ATTEMPTS = 0.01
@@ -65,7 +68,7 @@ class Meeting:
         with (
             self._lock,
             _listener(self._context) as listener,
-            closing(greetings(listener, RANK.size, deadline, late, self._look)) as guests,
+            closing(greetings(listener, GREETING.size, deadline, late, self._look)) as guests,
         ):
             while len(self._peers) < followers:
                 self._welcome(*next(guests))
@@ -89,7 +92,7 @@ class Meeting:
         with self._lock, _noticing(LEADER):
             leader = self._connect(deadline)
             self._add(LEADER, leader)
-            leader.sendall(RANK.pack(self._context.rank))
+            leader.sendall(greeting_of(self._context.rank))
             self._await_one(leader, deadline, "not all followers came to the meeting")
             token, handed_out, _, _ = socket.recv_fds(leader, len(TOKEN), descriptors)
         if token != TOKEN:
@@ -152,12 +155,13 @@ class Meeting:
 
     def _welcome(self, peer: socket.socket, greeting: bytes) -> None:
         """Take a guest for a follower, or turn it away."""
-        rank = int.from_bytes(greeting, "little") if len(greeting) == RANK.size else LEADER
-        if LEADER < rank < self._context.size and rank not in self._peers:
+        followers = range(LEADER + 1, self._context.size)
+        rank = next((rank for rank in followers if greeting == greeting_of(rank)), None)
+        if rank is not None and rank not in self._peers:
             self._add(rank, peer)
             return
         peer.close()
-        if rank in self._peers:
+        if rank is not None:
             raise FrameError(f"a second rank {rank} came to {self._place}")
         self._stray = f", and somebody who said {greeting!r}"
 
@@ -221,6 +225,11 @@ class Meeting:
             peer.close()
             raise
         return peer
+
+
+def greeting_of(rank: int) -> bytes:
+    """What a follower says who comes."""
+    return GREETING.pack(MAGIC, rank)
 
 
 @contextmanager

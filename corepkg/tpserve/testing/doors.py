@@ -1,7 +1,7 @@
 """What the contracts say of those who meet: nobody is held up by strangers, or by one of them who was stopped.
 
-Strangers come before others, meanwhile and later; say nothing, or nonsense; and may be more than a socket holds. One
-who was stopped may have been so in the middle of anything, and has a lock on every file.
+Strangers come before others, meanwhile and later; say nothing, nonsense or a small number; and may be more than a
+socket holds. One who was stopped may have been so in the middle of anything, and has a lock on every file.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from tpserve.api import DeadlineExceeded, PeerLost, TransportError
 from tpserve.testing.lab import SLACK, Lab, Task, asleep, at_rest, memory, missed, refused, see_soon_after, soon
-from tpserve.testing.links import ALL_SCHEMES, LinkContract, ends_of, fan_out, with_follower_process
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, ends_of, fan_out, first_of_two, with_follower_process
 from tpserve.testing.processes import number_of, numbered
 from tpserve.testing.streams import (
     CHUNK,
@@ -222,6 +222,17 @@ class FanoutContract(LinkContract):
         joining.result()
         leader.send_many([b"first"], soon())
         assert follower.recv_many(1, soon()) == [b"first"]
+
+    @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
+    def test_one_of_two_leaders_that_come_at_once_has_the_address(self, lab: Lab, fanout: None) -> None:
+        """Each time, though neither found a living one there; and is the one that a follower reaches."""
+        for address, leader in first_of_two(lab, 1):
+            follower = lab.transport().fanout_receiver(address, 0, 1)
+            joining = Task(follower.connect, soon())
+            leader.connect(soon())
+            joining.result()
+            for end in (follower, leader):
+                end.close()
 
     def test_a_waiting_follower_rests(self, lab: Lab, fanout: None) -> None:
         """A second of waiting takes next to no CPU time: nothing polls, however seldom."""

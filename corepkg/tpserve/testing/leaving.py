@@ -172,6 +172,32 @@ class FanoutLeavingContract(LinkContract):
         child.send(signal.SIGKILL)
         await_loss(reading)
 
+    @pytest.mark.parametrize("still", range(3))
+    def test_a_leader_that_closes_is_an_error_though_one_stands_still(self, lab: Lab, fanout: None, still: int) -> None:
+        """At the two others of three followers, while they wait."""
+        leader, *followers = fan_out(lab, 3)
+        reading = [Task(end.recv_many, 1, soon()) for number, end in enumerate(followers) if number != still]
+        leader.close()
+        for task in reading:
+            await_loss(task)
+
+    @pytest.mark.parametrize("still", range(3))
+    def test_a_killed_leader_is_an_error_though_one_stands_still(
+        self, lab: Lab, processes: None, fanout: None, still: int
+    ) -> None:
+        """The same, in the middle of what has been sent."""
+        address = lab.address()
+        child = lab.child("lead", address=address, followers=3, count=1)
+        followers = [lab.transport().fanout_receiver(address, number, 3) for number in range(3)]
+        for joining in [Task(end.connect, soon()) for end in followers]:
+            joining.result()
+        child.ready()
+        assert child.report() == {"sent": 1}
+        reading = [Task(end.recv_many, 2, soon()) for number, end in enumerate(followers) if number != still]
+        child.send(signal.SIGKILL)
+        for task in reading:
+            await_loss(task)
+
     def test_a_killed_process_leaves_its_address_free(self, lab: Lab, processes: None, fanout: None) -> None:
         """Though not what it had there in the file system."""
         address = lab.address()

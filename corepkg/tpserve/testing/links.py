@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Barrier
 from typing import Any
 
 import pytest
 
-from tpserve.api import FanoutSender, Options, PipeSender, TransportSpec
+from tpserve.api import FanoutSender, Options, PipeSender, Transport, TransportError, TransportSpec
 from tpserve.testing.lab import Lab, Task, can_listen, soon
 from tpserve.testing.processes import Child
 
@@ -16,10 +22,17 @@ __all__ = [
     "LinkContract",
     "ends_of",
     "fan_out",
+    "first_of_two",
     "pipe",
     "with_follower_process",
     "with_receiver_process",
 ]
+
+RACES = 20
+"""How often two come at once: a fault shows in some of them."""
+
+HEAD_START = 1e-4
+"""Seconds that one of the two is behind the other, at most."""
 
 ALL_SCHEMES = pytest.mark.parametrize("scheme", ["ipc", "tcp", "tcp6"], indirect=True)
 
@@ -101,6 +114,45 @@ def pipe(lab: Lab, senders: int) -> list[Any]:
     for end in ends:
         end.connect(soon())
     return [receiver, *ends]
+
+
+def first_of_two(lab: Lab, followers: int) -> Iterator[tuple[str, Any]]:
+    """Addresses, and the binding end there of the one of two threads that has got it: of a pipe, if without followers.
+
+    Both come at almost the same instant, a few times; where a killed process has left what it had, if that can be.
+    """
+    addresses = [lab.address() for _ in range(RACES)]
+    if lab.spec.capabilities.multi_process:
+        killed = lab.child("occupy", addresses=addresses, followers=followers).ready()
+        killed.send(signal.SIGKILL)
+        killed.wait()
+    transports, draw = [lab.transport() for _ in range(2)], random.Random(followers)
+    for address in addresses:
+        together = Barrier(2)
+
+        def bind(transport: Transport, delay: float, address: str = address, together: Barrier = together) -> Any:
+            together.wait()
+            time.sleep(delay)
+            return transport.fanout_sender(address, followers) if followers else transport.pipe_receiver(address)
+
+        ends = []
+        with _switching_often():
+            for task in [Task(bind, transport, HEAD_START * draw.random()) for transport in transports]:
+                with suppress(TransportError):
+                    ends.append(task.result())
+        assert len(ends) == 1, f"{len(ends)} of two have {address}"
+        yield address, ends[0]
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let threads run by turns, as processes do, and not one for milliseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def with_follower_process(lab: Lab) -> tuple[FanoutSender, Child]:

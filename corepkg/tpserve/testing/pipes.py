@@ -25,7 +25,7 @@ from tpserve.testing.lab import (
     soon,
     wake,
 )
-from tpserve.testing.links import ALL_SCHEMES, LinkContract, pipe, with_receiver_process
+from tpserve.testing.links import ALL_SCHEMES, LinkContract, first_of_two, pipe, with_receiver_process
 from tpserve.testing.processes import number_of, numbered
 from tpserve.testing.streams import (
     BRIEFLY,
@@ -268,6 +268,17 @@ class PipeContract(LinkContract):
         sender.connect(soon())
         sender.send(b"first", soon())
         assert receiver.recv_many(1, 1, soon()) == [b"first"]
+
+    @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
+    def test_one_of_two_receivers_that_come_at_once_has_the_address(self, lab: Lab, pipes: None) -> None:
+        """Each time, though neither found a living one there; and is the one that a sender reaches."""
+        for address, receiver in first_of_two(lab, 0):
+            sender = lab.transport().pipe_sender(address)
+            sender.connect(soon())
+            sender.send(b"first", soon())
+            assert receiver.recv_many(1, 1, soon()) == [b"first"]
+            for end in (sender, receiver):
+                end.close()
 
     def test_a_waiting_receiver_rests(self, lab: Lab, pipes: None) -> None:
         """A second of waiting takes next to no CPU time: nothing polls, however seldom."""

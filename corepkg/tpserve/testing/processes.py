@@ -198,6 +198,17 @@ def lead(transport: Transport, address: str, followers: int, count: int) -> None
     time.sleep(PATIENCE)
 
 
+def occupy(transport: Transport, addresses: list[str], followers: int) -> None:
+    """Make the binding end at each address, of a pipe if there are no followers, and then live on."""
+    for address in addresses:
+        if followers:
+            transport.fanout_sender(address, followers)
+        else:
+            transport.pipe_receiver(address)
+    _report(ready=True)
+    time.sleep(PATIENCE)
+
+
 def collect(transport: Transport, address: str) -> None:
     """Read numbered frames from a pipe until an empty one comes."""
     end = transport.pipe_receiver(address)
@@ -244,7 +255,7 @@ def sync_follow(make: SyncMaker, rank: int, **place: Any) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    role.__name__: role for role in (follow, lead, collect, feed, sync_lead, sync_follow)
+    role.__name__: role for role in (follow, lead, occupy, collect, feed, sync_lead, sync_follow)
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from tpserve.api import DeadlineExceeded, TransportError
 from tpserve.api.doors import greetings
@@ -29,6 +29,7 @@ KNOCKING = 0.1
 
 LOOKING = 0.01
 
+BYTE_ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
 NONSENSE = (
     b"",
     b"\x00",
@@ -36,6 +37,8 @@ NONSENSE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     random.Random(1).randbytes(1 << 20),
 )
+SMALL = {number.to_bytes(size, order) for number in (0, 1) for size in (4, 8) for order in BYTE_ORDERS}
+"""Numbers that may pass for a rank's or a follower's where these say nothing else."""
 PIECE = 4096
 
 
@@ -48,7 +51,9 @@ class Place(NamedTuple):
 
 
 class Strangers:
-    """Who comes to where this process listens from now on; says nothing, or nonsense; and stays, or leaves at once.
+    """Who comes to where this process listens from now on.
+
+    Each says nothing, nonsense or a small number; and stays, or leaves at once.
 
     Args:
         greetings: what is said by those who are expected. Strangers say half of it.
@@ -56,7 +61,7 @@ class Strangers:
 
     def __init__(self, greetings: list[bytes]) -> None:
         self._before = listening()
-        self._words = [*NONSENSE, *(greeting[: len(greeting) // 2] for greeting in greetings)]
+        self._words = [*NONSENSE, *sorted(SMALL), *(greeting[: len(greeting) // 2] for greeting in greetings)]
         self._guests = ExitStack()
 
     def come_first(self) -> None:

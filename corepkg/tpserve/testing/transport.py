@@ -61,7 +61,16 @@ MALFORMED = (
     "tcp://host",
     "tcp://host:x",
     "tcp://127.0.0.1:99999",
+    "tcp://127.0.0.1:20000/",
+    "tcp://127.0.0.1:20000?a=b",
+    "tcp://127.0.0.1:20000#a",
+    "tcp://user@127.0.0.1:20000",
+    "ipc://{directory}/a\nb",
+    "ipc://{directory}/\udcff",
+    "ipc://{directory}/{long}",
 )
+LONG = "x" * 256
+"""The name of no file."""
 
 
 class TransportContract(FanoutContract, FanoutLeavingContract, PipeContract, LinkDoorContract):
@@ -107,9 +116,10 @@ class TransportContract(FanoutContract, FanoutLeavingContract, PipeContract, Lin
         with refused(address):
             first()
 
-    def test_an_address_that_is_too_long_is_an_error_at_both_ends(self, lab: Lab) -> None:
+    @pytest.mark.parametrize("length", [160, 255])
+    def test_an_address_that_is_too_long_is_an_error_at_both_ends(self, lab: Lab, length: int) -> None:
         """If at one: whoever connects need not wait for somebody who cannot come."""
-        address = f"ipc://{lab.directory}/{'long' * 40}"
+        address = f"ipc://{lab.directory}/{'x' * length}"
         binding, *connecting = _makers(lab, address, offered=True)
         try:
             binding().close()
@@ -123,7 +133,7 @@ class TransportContract(FanoutContract, FanoutLeavingContract, PipeContract, Lin
     @pytest.mark.parametrize("address", MALFORMED)
     def test_a_malformed_address_is_an_error(self, lab: Lab, address: str) -> None:
         """At every end, when it is made or connected; as often as it is tried, and nothing is left of it."""
-        address = address.format(directory=lab.directory)
+        address = address.format(directory=lab.directory, long=LONG)
         for make in _makers(lab, address, offered=True) * 2:
             with refused(address):
                 end = make()

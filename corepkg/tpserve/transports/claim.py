@@ -13,13 +13,13 @@ import os
 import shutil
 import struct
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tpserve.api import TransportError
+from tpserve.api.addresses import alone_in
 
 __all__ = ["Claim", "Visit", "join_leader"]
 
@@ -28,8 +28,8 @@ LONGEST = 1 << 16
 FLOCK = struct.Struct("hhqqi4x")
 """What the kernel is asked about a lock: its kind, from where its bytes count, the first, how many, and whose it is."""
 
-PATIENCE = 1.0
-"""Seconds that one waits for others who claim something in the same directory, which takes them a moment."""
+LONGEST_NAME = 200
+"""Bytes of an address's last part: names that begin with it have to be names of files too."""
 
 
 class Claim:
@@ -46,9 +46,10 @@ class Claim:
     """
 
     def __init__(self, path: Path) -> None:
+        _check_name(path)
         self._path = path
         try:
-            with _alone_in(path.parent):
+            with alone_in(path.parent):
                 _remove_stale(path)
                 self._descriptor, self.meeting = _place(path)
         except OSError as error:
@@ -60,9 +61,7 @@ class Claim:
 
     def has_lost(self, follower: int) -> bool:
         """Whether a follower that came has gone."""
-        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0)
-        kind, *_ = FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
-        return bool(kind == fcntl.F_UNLCK)
+        return _is_unmarked(self._descriptor, follower)
 
     def close(self) -> None:
         """Remove the file, and with it the lock."""
@@ -85,6 +84,10 @@ class Visit(NamedTuple):
         """Whether the leader has gone."""
         return _lock(self.descriptor, fcntl.LOCK_SH)
 
+    def has_lost(self, follower: int) -> bool:
+        """Whether another follower, who came, has gone."""
+        return _is_unmarked(self.descriptor, follower)
+
     def close(self) -> None:
         """Go."""
         os.close(self.descriptor)
@@ -99,8 +102,10 @@ def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
         name: nobody else's.
 
     Raises:
-        TransportError: something that is no leader's is there, or another follower of this number has come before.
+        TransportError: something that is no leader's is there, or another follower of this number has come before; or
+            no leader can be there.
     """
+    _check_name(path)
     try:
         with _opened(path) as descriptor:
             meeting = _meeting(path, descriptor)
@@ -119,6 +124,11 @@ def join_leader(path: Path, follower: int, name: bytes) -> Visit | None:
         raise TransportError(f"cannot follow at {path}: {error}") from error
 
 
+def _check_name(path: Path) -> None:
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise TransportError(f"cannot use ipc://{path}: its last part is longer than {LONGEST_NAME} bytes")
+
+
 def _mark(descriptor: int, follower: int) -> bool:
     """Lock a follower's byte, unless another has."""
     try:
@@ -126,6 +136,13 @@ def _mark(descriptor: int, follower: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_unmarked(descriptor: int, follower: int) -> bool:
+    """Whether nobody else has a lock on a follower's byte."""
+    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, follower, 1, 0)
+    kind, *_ = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    return bool(kind == fcntl.F_UNLCK)
 
 
 def _names(content: bytes) -> dict[bytes, bytes]:
@@ -177,21 +194,6 @@ def _place(path: Path) -> tuple[int, Path]:
     finally:
         os.unlink(made)  # noqa: PTH108 it has a name, not a path
     return descriptor, meeting
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold a directory, so that of two who find a stale file only one removes it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not _lock(descriptor, fcntl.LOCK_EX):
-            if time.monotonic() >= deadline:
-                raise TransportError(f"cannot use {directory}: somebody else has locked it")
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -5,8 +5,9 @@ worker thread and every round takes two. A packet is a header of two integers, f
 frames' lengths and the frames, joined.
 
 Operations wait as long as it takes, so a deadline that passes breaks nothing: the operation stays under way, and a
-later call takes it up. What ends them is :func:`leave`. One that waits for a follower that stands still does not see
-that another has gone; who waits looks at the leader's file now and then, which tells.
+later call takes it up. What ends them is :func:`leave`. A broadcast goes from rank to rank: who waits for one that
+stands still, leader or follower, does not see that another has gone. So they look at the leader's file now and then,
+which tells.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ OVERHEAD = 1024
 LENGTH = 8
 ATTEMPTS = 0.01
 SLICE = 0.5
-"""How late a leader that waits notices that another follower has gone than the one it waits for."""
+"""How late one that waits notices that another rank has gone than the one it waits for."""
 NEVER = 30 * 24 * 3600.0
 SETTLING = 0.2
-"""Seconds in which the kernel, which ends a process's connections, takes its locks away too."""
+"""Seconds in which the kernel, which ends a process's connections, takes its locks away too; and in which followers
+pass on what a leader that has gone had sent."""
 
 
 class GlooTransport(Transport):
@@ -103,13 +105,22 @@ class _Broadcast:
         """Whether it has ended, well or not."""
         return self._work.is_completed()
 
-    def finish(self, deadline: float, late: str) -> torch.Tensor:
-        """Wait for its end, as often as you like.
+    def finish(self, deadline: float, late: str, look: Callable[[], None]) -> torch.Tensor:
+        """Wait for its end, as often as you like, and look after each slice of that in vain.
 
         Raises:
             DeadlineExceeded: it is still under way.
             PeerLost: it has failed.
         """
+        while True:
+            try:
+                return self._wait(min(deadline, time.monotonic() + SLICE), late)
+            except DeadlineExceeded:
+                look()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _wait(self, deadline: float, late: str) -> torch.Tensor:
         try:
             self._work.wait(_remaining(deadline))
         except RuntimeError as error:
@@ -207,20 +218,11 @@ class _Sender(FanoutSender):
         self._under_way.popleft()
 
     def _finish(self, broadcast: _Broadcast, deadline: float, late: str, look: Callable[[], None]) -> None:
-        while True:
-            try:
-                broadcast.finish(min(deadline, time.monotonic() + SLICE), late)
-                return
-            except DeadlineExceeded:
-                look()
-                if time.monotonic() >= deadline:
-                    raise
-            except PeerLost as error:
-                settled = time.monotonic() + SETTLING
-                while time.monotonic() < settled:
-                    look()
-                    time.sleep(ATTEMPTS)
-                raise PeerLost(f"a follower of {self._path} has gone") from error
+        try:
+            broadcast.finish(deadline, late, look)
+        except PeerLost as error:
+            _settle(look)
+            raise PeerLost(f"a follower of {self._path} has gone") from error
 
     def _check_followers(self) -> None:
         for follower in self._came() if self._group is None else range(self._followers):
@@ -252,6 +254,7 @@ class _Receiver(FanoutReceiver):
         self._frames: deque[bytes] = deque()
         self._header: _Broadcast | None = None
         self._body: _Broadcast | None = None
+        self._lost_since = math.inf
         self._closed = False
         self._lock = RLock()
 
@@ -273,7 +276,7 @@ class _Receiver(FanoutReceiver):
             try:
                 self._take(deadline, f"{len(self._frames)} of {count} frames came by {self._path}")
             except PeerLost as error:
-                self._look()
+                _settle(self._check_all)
                 raise PeerLost(f"a rank at {self._path} has gone") from error
         return take(self._frames, count)
 
@@ -301,6 +304,24 @@ class _Receiver(FanoutReceiver):
             if self._visit.has_lost_leader():
                 raise PeerLost(f"the leader at {self._path} has gone")
 
+    def _look_again(self) -> None:
+        """The same while something is awaited that others may still pass on, though the leader has just gone."""
+        try:
+            self._look()
+        except PeerLost:
+            self._lost_since = min(self._lost_since, time.monotonic())
+            if time.monotonic() >= self._lost_since + SETTLING:
+                raise
+
+    def _check_all(self) -> None:
+        """See that no rank has gone."""
+        with self._lock:
+            self._look()
+            assert self._visit is not None, "connect() comes first"
+            for follower in range(self._followers):
+                if follower != self._follower and self._visit.has_lost(follower):
+                    raise PeerLost(f"follower {follower} of {self._path} has gone")
+
     def _take(self, deadline: float, late: str) -> None:
         """Take one packet, or go on with it."""
         import torch
@@ -310,13 +331,13 @@ class _Receiver(FanoutReceiver):
             if self._header is None:
                 self._header = _Broadcast(self._group, torch.empty(2, dtype=torch.int64))
             header = self._header
-        count, size = header.finish(deadline, late).tolist()
+        count, size = header.finish(deadline, late, self._look_again).tolist()
         with self._lock:
             self._check_open()
             if self._body is None:
                 self._body = _Broadcast(self._group, torch.empty(size, dtype=torch.uint8))
             broadcast = self._body
-        body = broadcast.finish(deadline, late).numpy().data
+        body = broadcast.finish(deadline, late, self._look_again).numpy().data
         self._header = self._body = None
         start = LENGTH * count
         for length in struct.unpack_from(f"<{count}Q", body):
@@ -330,6 +351,14 @@ class _Receiver(FanoutReceiver):
 
 def _join(path: Path, rank: int, size: int, deadline: float, look: Callable[[], None]) -> Any:
     return make_group(path, rank, size, NEVER, min(NEVER, max(0.001, deadline - time.monotonic())), look)
+
+
+def _settle(look: Callable[[], None]) -> None:
+    """Look for as long as it may take until it shows who has gone."""
+    settled = time.monotonic() + SETTLING
+    while time.monotonic() < settled:
+        look()
+        time.sleep(ATTEMPTS)
 
 
 def _remaining(deadline: float) -> timedelta:

@@ -38,13 +38,16 @@ class InprocTransport(Transport):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._lock = Lock()
+        self._leading = Lock()
         self._queues: dict[str, _Queue] = {}
         self._ends = Ends()
 
     def fanout_sender(self, address: str, followers: int) -> FanoutSender:
         """Make the leader's end."""
         check_address(address)
-        return self._ends.add(lambda: _FanoutSender([self._queue(f"{address}.{index}") for index in range(followers)]))
+        with self._leading:  # of two who look at once whether there is a leader, one becomes it
+            queues = [self._queue(f"{address}.{index}") for index in range(followers)]
+            return self._ends.add(lambda: _FanoutSender(queues))
 
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
@@ -68,6 +71,7 @@ class InprocTransport(Transport):
         with self._lock:
             queue = self._queues.get(name)
             if queue is None or queue.is_over:
+                self._queues = {other: queue for other, queue in self._queues.items() if not queue.is_over}
                 queue = self._queues[name] = _Queue(name)
             return queue
 
@@ -102,10 +106,12 @@ class _Queue:
         return self.reader_left or self.writer_left
 
     def change(self, **flags: bool | list[_Queue]) -> None:
-        """Set attributes and wake whoever waits."""
+        """Set attributes and wake whoever waits. What a reader that leaves has not taken, nobody will."""
         with self._changed:
             for name, value in flags.items():
                 setattr(self, name, value)
+            if self.reader_left:
+                self._frames.clear()
             self._changed.notify_all()
 
     def claim_reader(self) -> bool:
@@ -159,7 +165,8 @@ class _Queue:
                         raise PeerLost(f"the leader of {self.name} has gone")
                     frames.append(self._pop())
             except TransportError:
-                self._put_back(frames)
+                if not self.reader_left:
+                    self._put_back(frames)
                 raise
         return frames
 

@@ -53,6 +53,38 @@ def test_one_follower_that_does_not_read_hides_no_other_that_goes(tmp_path: Path
 
 
 @pytest.mark.usefixtures("tpserve_guard")
+def test_a_follower_that_does_not_read_is_named(tmp_path: Path) -> None:
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = RpcTransport(RpcOptions(send_buffer=1 << 16, batch=1 << 16))
+    leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    joining = Task(follower.connect, soon)
+    leader.connect(soon)
+    joining.result()
+    leader.send_many([bytes(1 << 16)] * 2, soon)
+    with pytest.raises(DeadlineExceeded, match=f"^follower 0 of {address} made no room for [0-9]+ bytes$"):
+        leader.send_many([bytes(1 << 24)], time.monotonic() + 0.5)
+    follower.close()
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
+def test_a_leader_that_closes_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    """Though that comes while the first still waits for a call of its own to end."""
+    address, soon = f"ipc://{tmp_path}/x", time.monotonic() + 30
+    transport = RpcTransport(RpcOptions())
+    first = transport.fanout_sender(address, 1)
+    with first._lock:
+        closing = Task(first.close)
+        time.sleep(0.3)
+        leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+    closing.result()
+    joining = Task(follower.connect, soon)
+    leader.connect(soon)
+    joining.result()
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
 def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
     transport = RpcTransport(RpcOptions())
     leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)

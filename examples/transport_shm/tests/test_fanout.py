@@ -57,6 +57,26 @@ def test_two_followers_with_one_number_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tpserve_guard")
+def test_the_file_goes_before_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards another leader may have one there."""
+    transport = ShmTransport(ShmOptions())
+    leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)
+    left: list[bool] = []
+    close = socket.socket.close
+
+    def look_and_close(end: socket.socket) -> None:
+        left.append((tmp_path / "x").exists())
+        close(end)
+
+    monkeypatch.setattr(socket.socket, "close", look_and_close)
+    leader.close()
+    monkeypatch.undo()
+    assert left
+    assert not any(left)
+    transport.close()
+
+
+@pytest.mark.usefixtures("tpserve_guard")
 def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
     transport = ShmTransport(ShmOptions())
     leader = transport.fanout_sender(f"ipc://{tmp_path}/x", 1)

@@ -1,12 +1,13 @@
 import os
 import socket
+import struct
 import time
 
 import pytest
 
 from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost, SyncContext, TransportError
 from tpserve.distributed import quota
-from tpserve.distributed.meeting import RANK, Meeting
+from tpserve.distributed.meeting import Meeting, greeting_of
 from tpserve.testing.lab import Task, soon
 
 AT_ONCE = 5
@@ -187,10 +188,11 @@ def come(tmp_path, leading, greeting: bytes) -> socket.socket:
     return guest
 
 
-@pytest.mark.parametrize("greeting", [RANK.pack(0), RANK.pack(3), b"what"])
+@pytest.mark.parametrize("greeting", [greeting_of(0), greeting_of(3), struct.pack("<I", 1), b"what"])
 def test_a_stranger_is_turned_away(meeting, tmp_path, greeting):
     leading = Task(meeting(0).lead, [], soon())
     with come(tmp_path, leading, greeting) as guest:
+        guest.shutdown(socket.SHUT_WR)
         guest.settimeout(30)
         assert guest.recv(1) == b""
     for task in [Task(meeting(rank).follow, 0, soon()) for rank in (1, 2)]:
@@ -200,15 +202,17 @@ def test_a_stranger_is_turned_away(meeting, tmp_path, greeting):
 
 def test_a_leader_that_waited_in_vain_tells_of_strangers(meeting, tmp_path):
     leading = Task(meeting(0).lead, [], time.monotonic() + 0.5)
-    with come(tmp_path, leading, b"what"), pytest.raises(DeadlineExceeded, match=r"0 of 2 .*/sync, .* said b'what'"):
-        leading.result()
+    with come(tmp_path, leading, b"what") as guest:
+        guest.shutdown(socket.SHUT_WR)
+        with pytest.raises(DeadlineExceeded, match=r"0 of 2 .*/sync, .* said b'what'"):
+            leading.result()
 
 
 def test_a_second_of_the_same_rank_is_an_error(meeting, tmp_path):
     leading = Task(meeting(0).lead, [], soon())
     with (
-        come(tmp_path, leading, RANK.pack(1)),
-        come(tmp_path, leading, RANK.pack(1)),
+        come(tmp_path, leading, greeting_of(1)),
+        come(tmp_path, leading, greeting_of(1)),
         pytest.raises(FrameError, match=r"a second rank 1 came to .*/sync"),
     ):
         leading.result()

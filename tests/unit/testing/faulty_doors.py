@@ -4,6 +4,7 @@ import fcntl
 import math
 import os
 import socket
+import struct
 import time
 from contextlib import closing, suppress
 
@@ -34,6 +35,7 @@ def read_one(door, deadline):
 class Sound(InprocTransport):
     """Meets at a socket first, and breaks nothing."""
 
+    greeting = GREETING
     size = len(GREETING)
 
     def fanout_sender(self, address, followers):
@@ -93,7 +95,7 @@ class Sound(InprocTransport):
                         break
                     time.sleep(0.01)
                 else:
-                    end.send(GREETING)
+                    end.send(self.greeting)
                 connect(deadline)
 
         receiver.connect = meet
@@ -105,7 +107,7 @@ class Sound(InprocTransport):
     def greet(self, guest, greeting):
         """Whether this is a follower."""
         guest.close()
-        return greeting == GREETING
+        return greeting == self.greeting
 
     def look(self, door):
         """Nobody is expected."""
@@ -141,6 +143,13 @@ class Gullible(Sound):
     def greet(self, guest, greeting):
         guest.close()
         return True
+
+
+class Bare(Sound):
+    """Knows a follower by a number alone."""
+
+    greeting = struct.pack("<I", 1)
+    size = len(greeting)
 
 
 class Touchy(Sound):
@@ -207,7 +216,15 @@ class HalfMeeting(meeting.Meeting):
     """Knows a follower by half of what it says."""
 
     def _welcome(self, peer, greeting):
-        super()._welcome(peer, greeting.ljust(meeting.RANK.size, b"\0") if len(greeting) > 1 else greeting)
+        whole = meeting.greeting_of(1)
+        super()._welcome(peer, whole if len(greeting) > 1 and whole.startswith(greeting) else greeting)
+
+
+class BareMeeting(meeting.Meeting):
+    """Knows a follower by a number alone."""
+
+    def _welcome(self, peer, greeting):
+        super()._welcome(peer, greeting if greeting.startswith(meeting.MAGIC) else meeting.MAGIC + greeting)
 
 
 class TrustingMeeting(meeting.Meeting):
@@ -266,6 +283,14 @@ class HalfSync(ShmSync):
     def __init__(self, options, context):
         super().__init__(options, context)
         self._meeting = HalfMeeting(context)
+
+
+class BareSync(ShmSync):
+    """Knows a rank by a number alone."""
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self._meeting = BareMeeting(context)
 
 
 class LockingSync(ShmSync):

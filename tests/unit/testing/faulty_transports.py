@@ -1,13 +1,23 @@
 """Transports that each break one promise, made from the inproc one; and the contract applied to the one in FAULT."""
 
 import os
+import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.unit.testing import faulty_ends as ends
 
-from tpserve.api import TransportCapabilities, TransportError, TransportSpec, UnsupportedByPlugin
+from tpserve.api import (
+    DeadlineExceeded,
+    PeerLost,
+    TransportCapabilities,
+    TransportError,
+    TransportSpec,
+    UnsupportedByPlugin,
+)
 from tpserve.api.ends import Ends
 from tpserve.testing.transport import TransportContract
 from tpserve.transports.inproc import InprocTransport
@@ -188,6 +198,30 @@ class NarrowAmongFour(Sound):
         return end
 
 
+class Relaying(Sound):
+    """Tells a follower by way of the one before it that the leader has gone."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.told = defaultdict(Event)
+
+    def fanout_receiver(self, address, follower, followers):
+        end = super().fanout_receiver(address, follower, followers)
+        receive = end.recv_many
+
+        def receive_and_tell(count, deadline):
+            try:
+                return receive(count, deadline)
+            except PeerLost:
+                if follower and not self.told[address, follower - 1].wait(deadline - time.monotonic()):
+                    raise DeadlineExceeded("nothing came") from None
+                self.told[address, follower].set()
+                raise
+
+        end.recv_many = receive_and_tell
+        return end
+
+
 class Outliving(Sound):
     """Takes from an address, whenever it closes, whatever is there."""
 
@@ -222,6 +256,22 @@ class Usurping(Sound):
     def forget(self, name):
         if self._queue(name).has_leader or self._queue(name).has_reader:
             del self._queues[name]
+
+
+class Hasting(Usurping):
+    """Looks whether an address is free, and takes it a moment later."""
+
+    def fanout_sender(self, address, followers):
+        if self._queue(f"{address}.0").has_leader:
+            raise TransportError(f"{address} has a leader already")
+        time.sleep(0.02)
+        return super().fanout_sender(address, followers)
+
+    def pipe_receiver(self, address):
+        if self._queue(address).has_reader:
+            raise TransportError(f"{address} has a receiver already")
+        time.sleep(0.02)
+        return super().pipe_receiver(address)
 
 
 class Hospitable(Sound):

@@ -15,7 +15,7 @@ RANK_HELD_UP = "test_strangers_hold_no_rank_up"
 LEADER = "test_a_leader_with_a_silent_stranger_keeps_its_deadline"
 FOLLOWER = "test_a_follower_that_is_not_let_in_keeps_its_deadline"
 STOPPED = "test_a_rank_that_is_stopped_on_joining_holds_nobody_up[{}]"
-TOO_LONG = "test_an_address_that_is_too_long_is_an_error_at_both_ends"
+TOO_LONG = "test_an_address_that_is_too_long_is_an_error_at_both_ends[160]"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ TOO_LONG = "test_an_address_that_is_too_long_is_an_error_at_both_ends"
         ("Trusting", FOLLOWER_HELD_UP),
         ("Believing", FOLLOWER_HELD_UP),
         ("Gullible", FOLLOWER_HELD_UP),
+        ("Bare", FOLLOWER_HELD_UP),
         ("Touchy", FOLLOWER_HELD_UP),
         ("Curious", FOLLOWER_HELD_UP),
         ("Trusting", LEADER),
@@ -47,6 +48,7 @@ def test_a_pipe_that_strangers_hold_up_is_found(monkeypatch):
         ("Gullible", RANK_HELD_UP),
         ("Touchy", RANK_HELD_UP),
         ("Half", RANK_HELD_UP),
+        ("Bare", RANK_HELD_UP),
         ("Trusting", LEADER),
         ("Littering", LEADER),
         ("Queueing", STOPPED.format(0)),

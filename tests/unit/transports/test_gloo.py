@@ -6,6 +6,7 @@ import pytest
 from tpserve.api import Closed, FanoutReceiver, FanoutSender, PeerLost, Transport, TransportError, TransportSpec
 from tpserve.plugins.builtin import tpserve_transports
 from tpserve.testing.lab import Lab, Task, soon
+from tpserve.testing.links import fan_out
 from tpserve.testing.streams import send_until_error
 from tpserve.testing.transport import TransportContract
 
@@ -50,6 +51,19 @@ class TestGloo(TransportContract):
         for task in joining:
             with pytest.raises(PeerLost, match="the leader at"):
                 task.result(5)
+
+    def test_a_follower_says_who_has_gone(self, lab: Lab) -> None:
+        """The follower by whose way broadcasts come, or the leader."""
+        _leader, first, _second, third = fan_out(lab, 3)
+        reading = Task(third.recv_many, 1, soon())
+        first.close()
+        with pytest.raises(PeerLost, match=r"^follower 0 of \S+ has gone$"):
+            reading.result(5)
+        leader, follower = fan_out(lab, 1)
+        reading = Task(follower.recv_many, 1, soon())
+        leader.close()
+        with pytest.raises(PeerLost, match=r"^the leader at \S+ has gone$"):
+            reading.result(5)
 
     def test_closing_ends_joining_and_a_send_that_waits(self, lab: Lab, processes: None) -> None:
         leader, follower = _ends(lab.transport(), lab.address(), 1)

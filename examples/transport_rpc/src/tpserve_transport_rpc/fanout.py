@@ -141,6 +141,7 @@ class RpcFanoutSender(FanoutSender):
         self._closed = False
         self._lock = Lock()
         self._door = listening(address, followers)
+        self._file = path_of(address)
 
     def connect(self, deadline: float) -> None:
         """Wait for each follower and ask which it is; then tell all."""
@@ -173,6 +174,7 @@ class RpcFanoutSender(FanoutSender):
             return
         self._closed = True
         deadline = time.monotonic() + self._options.linger
+        self._remove_file()
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         for connection in self._connections:
@@ -206,7 +208,8 @@ class RpcFanoutSender(FanoutSender):
         if follower in self._peers:
             guest.close()
             raise FrameError(f"a second follower {follower} came to {self._address}")
-        connection = Connection(Stream(guest), rpyc.VoidService(), self._options.compress)
+        stream = Stream(guest, f"follower {follower} of {self._address}")
+        connection = Connection(stream, rpyc.VoidService(), self._options.compress)
         connection.stream.look = self._check_followers
         self._connections.append(connection)
         with _answering(f"follower {follower} of {self._address} does not answer"):
@@ -233,10 +236,14 @@ class RpcFanoutSender(FanoutSender):
             raise Closed("the fan-out was closed")
 
     def _leave_door(self) -> None:
-        path = path_of(self._address)
-        if self._door.fileno() >= 0 and path is not None:
-            path.unlink(missing_ok=True)
+        self._remove_file()
         self._door.close()
+
+    def _remove_file(self) -> None:
+        """While the door is open: afterwards it may be somebody else's."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.unlink(missing_ok=True)
 
 
 class RpcFanoutReceiver(FanoutReceiver):
@@ -259,7 +266,7 @@ class RpcFanoutReceiver(FanoutReceiver):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no leader came to {self._address}")
             time.sleep(ATTEMPTS)
-        stream = Stream(end)
+        stream = Stream(end, f"the leader at {self._address}")
         stream.deadline = deadline
         with _translated(self._address, self._check_open):
             stream.write(self._greeting)

@@ -6,7 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from rpyc import SocketStream
 from rpyc.lib import Timeout
 
 from tpserve.api import Closed, DeadlineExceeded, TransportError
-from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve.api.addresses import check_address, ipc_path, taking
 from tpserve.api.doors import dial
 
 __all__ = ["SLICE", "Stream", "connected", "listening", "path_of"]
@@ -26,17 +26,22 @@ SLICE = 0.2
 class Stream(SocketStream):  # type: ignore[misc]
     """One connection.
 
+    Args:
+        end: its socket.
+        peer: what errors call the other side.
+
     Attributes:
         deadline: until when writing may wait.
         is_closing: whether somebody wants to close it, and nobody should wait any more.
         look: called after each slice of a wait; what it raises ends that.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, peer: str) -> None:
         if end.family != socket.AF_UNIX:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().__init__(end)
         self.deadline = 0.0
+        self._peer = peer
         self.is_closing = False
         self.look: Callable[[], None] = lambda: None
 
@@ -55,7 +60,7 @@ class Stream(SocketStream):  # type: ignore[misc]
                 self.sock.settimeout(min(SLICE, max(0.001, remaining)))
                 rest = rest[self.sock.send(rest) :]
             except TimeoutError:
-                self.check_waiting(remaining, f"the other side made no room for {len(rest)} bytes")
+                self.check_waiting(remaining, f"{self._peer} made no room for {len(rest)} bytes")
             except OSError as error:
                 raise EOFError(error) from error
 
@@ -104,14 +109,13 @@ def listening(address: str, backlog: int) -> socket.socket:
     try:
         family, place = _place(address)
         path = path_of(address)
-        if path is not None:
-            free_path(path)
         door = socket.socket(family, socket.SOCK_STREAM)
         try:
             if path is None:
                 door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind(place)
-            door.listen(backlog)
+            with taking(path) if path is not None else nullcontext():
+                door.bind(place)
+                door.listen(backlog)
         except BaseException:
             door.close()
             raise

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpserve.api import FanoutReceiver, FanoutSender, FrameError, PeerLost, TransportError
-from tpserve.api.addresses import free_path
+from tpserve.api.addresses import taking
 from tpserve.api.doors import dial
 from tpserve.api.flow import NO_MARK, WORD, batches, pack, take, unpack
 from tpserve_transport_shm.plugin import ShmOptions
@@ -53,7 +53,6 @@ class ShmFanoutSender(FanoutSender):
     """The leader's end."""
 
     def __init__(self, options: ShmOptions, path: Path, followers: int) -> None:
-        free_path(path)
         self._options = options
         self._path = path
         self._count = followers
@@ -66,12 +65,13 @@ class ShmFanoutSender(FanoutSender):
         self._watch = Watch()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._door.bind(str(path))
-            self._door.listen(followers)
-        except OSError as error:
+            with taking(path):
+                self._door.bind(str(path))
+                self._door.listen(followers)
+        except TransportError:
             self._door.close()
             self._watch.shut()
-            raise TransportError(f"cannot meet at {path}: {error}") from error
+            raise
         self._watch.add(self._door)
 
     def connect(self, deadline: float) -> None:
@@ -108,9 +108,8 @@ class ShmFanoutSender(FanoutSender):
         """Leave the others; they still have what was published."""
         if not self._watch.shut():
             return
-        if self._ring is None:
-            self._leave_door()
-        else:
+        self._leave_door()
+        if self._ring is not None:
             self._ring.close()
         for peer in self._peers.values():
             peer.close()
@@ -208,8 +207,9 @@ class ShmFanoutSender(FanoutSender):
     def _leave_door(self) -> None:
         for descriptor in list(self._guests):
             self._take_out(descriptor).close()
+        if self._door.fileno() >= 0:
+            self._path.unlink(missing_ok=True)  # while the socket is open: afterwards it may be somebody else's
         self._door.close()
-        self._path.unlink(missing_ok=True)
 
 
 class ShmFanoutReceiver(FanoutReceiver):

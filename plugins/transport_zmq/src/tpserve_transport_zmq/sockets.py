@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -22,7 +23,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tpserve.api import Closed, TransportError
-from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve.api.addresses import check_address, ipc_path, taking
 from tpserve_transport_zmq.doorkeeper import Context, introduce, require
 
 __all__ = ["SHARED", "Dealer", "Part", "Router", "body_part"]
@@ -102,8 +103,6 @@ class Router(Socket):
 
     def __init__(self, context: Context, address: str, protocol: bytes, largest: int = -1) -> None:
         file = ipc_path(address) if check_address(address).startswith("ipc://") else None
-        if file is not None:
-            free_path(file)  # zmq itself takes the path of a living socket away
         super().__init__(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, largest)
@@ -113,7 +112,11 @@ class Router(Socket):
         self._in_doubt = False
         self._file: Path | None = None
         try:
-            self._socket.bind(address)
+            with taking(file) if file is not None else nullcontext():  # zmq takes the path of a living socket away
+                self._socket.bind(address)
+        except TransportError:
+            self.close(0)
+            raise
         except zmq.ZMQError as error:
             self.close(0)
             raise TransportError(f"cannot bind {address}: {error}") from error
@@ -159,12 +162,12 @@ class Router(Socket):
         """Close, and remove the socket's file, which zmq leaves."""
         self._closed = True
         with self._lock:
+            if self._file is not None:  # while the socket is open: afterwards it may be somebody else's
+                self._file.unlink(missing_ok=True)
+                self._file = None
             if not self._socket.closed:
                 self.watch_no_more()
             super().close(linger)
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-            self._file = None
 
 
 class Dealer(Socket):
