@@ -2,8 +2,8 @@
 
 nng's pub/sub drops messages without a word once a queue is full, and no queue is longer than 8,192. With it, a window
 of credits would have to be right for correctness; a pair makes the sender wait whatever happens, keeps the order and
-tells when its peer goes, for one more write per follower. Follower i's pair is at ``ADDRESS.i``, over tcp at the i-th
-port from the given one on. Followers say HELLO, the leader answers READY when all are there.
+tells when its peer goes, for one more write per follower. Everybody meets at a door, which is no socket of nng's, and a
+pair gets the connection that was made there.
 
 A packet is the header's length, the header (a mark and the frames' lengths) and the body (the frames, joined). A large
 body is a message of its own, for joining and slicing would copy it twice more; its header's length is given as 0.
@@ -19,18 +19,16 @@ from contextlib import suppress
 import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
-from tpserve.api.addresses import check_address
 from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
+from tpserve_transport_nng.door import READY, Door, Visit
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
 
 __all__ = ["NngFanoutReceiver", "NngFanoutSender"]
 
-HELLO = b"tpserve nng fan-out 1: hello"
-READY = b"tpserve nng fan-out 1: ready"
 LARGE = 64 << 10
 LARGEST = 1 << 10
-"""Bytes of what a follower says: a greeting, and marks."""
+"""Bytes of what a follower says, which are marks."""
 
 
 class NngFanoutSender(FanoutSender):
@@ -38,26 +36,26 @@ class NngFanoutSender(FanoutSender):
 
     def __init__(self, options: NngOptions, address: str, followers: int) -> None:
         self._options = options
-        self._address = address
-        self._stray = ""
         self._window = Window(options.send_buffer, range(followers))
+        self._door = Door(address, followers)
         self._pairs: list[PairSocket] = []
-        places = [_at(address, follower) for follower in range(followers)]
         try:
-            for follower, place in enumerate(places):
+            for follower in range(followers):
                 peer = f"follower {follower} of {address}"
-                self._pairs.append(PairSocket(pynng.Pair0(), place, peer, listen=True, largest=LARGEST))
+                self._pairs.append(PairSocket(pynng.Pair0(), address, peer, LARGEST))
         except BaseException:
             self.close()
             raise
 
     def connect(self, deadline: float) -> None:
-        """Hear HELLO from each follower, then answer READY to all."""
-        came = [self._hears(pair, deadline) for pair in self._pairs]
-        if not all(came):
-            raise DeadlineExceeded(f"{sum(came)} of {len(came)} followers came to {self._address}{self._stray}")
-        for pair in self._pairs:
-            self._send(pair, READY, deadline)
+        """Let each follower in, then answer READY to all."""
+        with self._door.meeting(deadline) as ends:
+            for pair, end in zip(self._pairs, ends, strict=True):
+                try:
+                    end.sendall(READY)
+                except ConnectionError as error:
+                    raise PeerLost(f"{pair.peer} has gone") from error
+                pair.adopt(end, deadline)
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
@@ -71,26 +69,11 @@ class NngFanoutSender(FanoutSender):
 
     def close(self) -> None:
         """Wait until what was sent has gone out, and close the sockets."""
+        self._door.close()
         deadline = time.monotonic() + self._options.linger
         for pair in self._pairs:
             pair.flush(deadline)
             pair.close()
-
-    def _hears(self, pair: PairSocket, deadline: float) -> bool:
-        """Whether a follower says HELLO by the deadline; who says something else, or nothing, makes way for others."""
-        while True:
-            message = pair.receive_message(deadline)
-            if time.monotonic() >= deadline and (message is None or message.bytes != HELLO):
-                return False
-            if message is None:
-                if pair.is_hushed:
-                    self._stray = ", and somebody who said nothing"
-                    pair.turn_away()
-            elif message.bytes != HELLO:
-                self._stray = f", and somebody who said {message.bytes[:32]!r}"
-                pair.turn_away()
-            elif message.pipe is not None and pair.settle(message.pipe.id):  # otherwise who said it has gone
-                return True
 
     def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
         """Send a message to one follower; while that does not read, see that all are still there."""
@@ -105,8 +88,6 @@ class NngFanoutSender(FanoutSender):
             follower = self._window.slowest
             assert isinstance(follower, int)
             mark = self._pairs[follower].receive(deadline)
-            if mark == HELLO:  # said once more to be heard, as somebody else had been there
-                continue
             if mark is not None:
                 self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
@@ -128,21 +109,16 @@ class NngFanoutSender(FanoutSender):
 class NngFanoutReceiver(FanoutReceiver):
     """A follower's end."""
 
-    def __init__(self, address: str, follower: int) -> None:
+    def __init__(self, address: str, follower: int, followers: int) -> None:
         self._frames: deque[bytes] = deque()
         self._header = b""
-        place = _at(address, follower)
-        self._pair = PairSocket(pynng.Pair0(), place, f"the leader at {place}", listen=False)
+        self._pair = PairSocket(pynng.Pair0(), address, f"the leader at {address}")
+        self._visit = Visit(address, follower, followers, self._pair.check_open)
 
     def connect(self, deadline: float) -> None:
-        """Say HELLO and wait for READY."""
-        self._pair.dial(deadline)
-        while (greeting := self._greet(deadline)) is None:
-            if not self._pair.has_listener(deadline):
-                self._pair.lose()
-                self._pair.check_peer()
-        if greeting != READY:
-            raise FrameError(f"expected a leader's greeting at {self._pair.address}, found {greeting[:32]!r}")
+        """Say which follower this is, and wait for READY."""
+        with self._visit.meeting(deadline) as end:
+            self._pair.adopt(end, deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         """Take exactly ``count`` frames."""
@@ -153,27 +129,7 @@ class NngFanoutReceiver(FanoutReceiver):
     def close(self) -> None:
         """Close the socket."""
         self._pair.close()
-
-    def _greet(self, deadline: float) -> bytes | None:
-        """Say HELLO, and what is answered; None if this end was turned away: somebody else is there."""
-        while not (self._pair.connected(deadline) and (connection := self._pair.connection)):
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"nobody let this follower in, at {self._pair.address}")
-            if not self._pair.has_listener(deadline):
-                return None
-        self._pair.send(HELLO, deadline)
-        while True:
-            is_there = self._pair.connection == connection
-            answer = self._pair.receive(deadline if is_there else 0)  # what came before it broke is still to be had
-            if answer is not None and answer != FILLER:
-                break
-            if answer is None and not is_there:
-                return None
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"no leader answered, at {self._pair.address}")
-        if not self._pair.settle(connection):
-            self._pair.lose()
-        return answer
+        self._visit.close()
 
     def _take(self, message: bytes) -> None:
         if self._header:
@@ -189,14 +145,6 @@ class NngFanoutReceiver(FanoutReceiver):
         if mark != NO_MARK:
             with suppress(PeerLost):  # what it sent before is still to be had
                 self._pair.try_send(WORD.pack(mark), 0)  # if it cannot be sent now, the leader asks again
-
-
-def _at(address: str, follower: int) -> str:
-    """Where a follower's pair is."""
-    if check_address(address).startswith("ipc://"):
-        return f"{address}.{follower}"
-    host, _, port = address.rpartition(":")
-    return check_address(f"{host}:{int(port) + follower}")
 
 
 def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:

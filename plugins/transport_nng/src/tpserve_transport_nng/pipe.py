@@ -37,7 +37,7 @@ class NngPipeSender(PipeSender):
         self._options = options
         self._address = check_address(address)
         self._window = Window(options.send_buffer, [RECEIVER])
-        self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}", listen=False, is_settled=True)
+        self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}")
 
     def connect(self, deadline: float) -> None:
         """Wait for nng's handshake, and say HELLO: the receiver's socket takes what is sent, read or not."""

@@ -10,8 +10,11 @@ listens, which takes a few microseconds, and lets nng connect when that is so.
 
 When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
 one end of a pair takes a single connection and turns away every other; and who has dialled dials no more once he has
-seen that, for another leader may come, whose pair would be taken by a follower of the one before. That is so once an
-end is *settled*: until then a stranger may have the pair, so that others are turned away and come again.
+seen that, for another receiver may come, who would hear a sender of the one before.
+
+A pair may also be given a connection that is there (nng's transport ``socket``), and speaks over it as over one of its
+own. But it does not tell of a handshake that comes to nothing; and if its socket is closed at the instant in which one
+ends, it forgets the connection and leaves it open, as it does its own.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import select
 import socket as kernel
 import time
 from collections.abc import Callable
@@ -29,11 +33,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pynng
+from pynng.exceptions import check_err
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
 from tpserve.api.addresses import free_path, ipc_path
 
-__all__ = ["FILLER", "ManySocket", "PairSocket"]
+__all__ = ["ATTEMPTS", "FILLER", "SLICE", "ManySocket", "PairSocket", "has_left"]
 
 Result = TypeVar("Result")
 
@@ -41,7 +46,6 @@ FILLER = b"-"
 # How late a call that waits notices that its peer has gone.
 SLICE = 0.2
 ATTEMPTS = 0.02
-HUSH = 0.5  # who has said nothing for so long is no follower, or slow and comes again
 RECONNECT = 20
 LONGEST_RECONNECT = 1000
 SEND_QUEUE = 16
@@ -65,6 +69,11 @@ class Socket:
         self._closed = True
         self._socket.close()
 
+    def check_open(self) -> None:
+        """Raise Closed after :meth:`close`."""
+        if self._closed:
+            raise Closed("the link was closed")
+
     def receive_message(self, deadline: float) -> Any | None:
         """One pynng.Message; None when the deadline, or a slice of the time until then, has passed.
 
@@ -73,19 +82,9 @@ class Socket:
         """
         return self._attempt(self._socket.recv_msg, "recv_timeout", deadline)
 
-    def _listen(self) -> None:
-        try:
-            if self.address.startswith("ipc://"):
-                free_path(ipc_path(self.address))  # nng itself takes the path of anything that nobody listens at
-            self._socket.listen(self.address)
-        except (pynng.NNGException, TransportError) as error:
-            self.close()
-            raise TransportError(f"cannot listen at {self.address}: {error}") from error
-
     def _attempt(self, call: Callable[[bool], Result], timeout: str, deadline: float) -> Result | None:
         """Call with a time-out that ends with the deadline, or after a slice; None if it ran out."""
-        if self._closed:
-            raise Closed("the link was closed")
+        self.check_open()
         wait = _milliseconds(deadline)
         if wait and wait != self._timeouts[timeout]:
             setattr(self._socket, timeout, wait)
@@ -99,39 +98,52 @@ class Socket:
 
 
 class PairSocket(Socket):
-    """One end of a connection between two.
+    """One end of a connection between two: :meth:`dial` or :meth:`adopt` comes first.
 
     Args:
         socket: a pynng.Pair0 or Pair1.
-        address: where to listen or dial.
+        address: where to dial, or where the connection was made.
         peer: what errors call the other end.
-        listen: take the address; otherwise :meth:`dial` comes first.
         largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
-        is_settled: the first connection is the one; otherwise :meth:`settle` comes first.
-
-    Raises:
-        TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(
-        self, socket: Any, address: str, peer: str, listen: bool, largest: int = 0, is_settled: bool = False
-    ) -> None:
+    def __init__(self, socket: Any, address: str, peer: str, largest: int = 0) -> None:
         super().__init__(socket, address, largest)
         self.peer = peer
         self._dialer: Any = None
         self._has_hung_up = False
-        self._connection = 0
-        self._since = 0.0
-        self._is_settled = is_settled
-        self._lock = Lock()
+        self._has_connection = False
         self._came = Event()
         self._left = Event()
+        self._shaking_hands = Lock()
         socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
-        socket.add_post_pipe_remove_cb(lambda _: self._leave())
+        socket.add_post_pipe_remove_cb(lambda _: self._left.set())
         socket.reconnect_time_min, socket.reconnect_time_max = RECONNECT, LONGEST_RECONNECT
-        if listen:
-            self._listen()
+
+    def adopt(self, end: kernel.socket, deadline: float) -> None:
+        """Take over a connection, which nng closes, and wait until the peer has done so too.
+
+        Raises:
+            DeadlineExceeded: it has not.
+            PeerLost: it has gone.
+            Closed: :meth:`close` was called.
+        """
+        with self._shaking_hands, end.dup() as watched:
+            self._take_over(end)
+            while not self._came.wait(_seconds(deadline)):
+                self.check_open()
+                # What it sent before it went may be on its way through nng.
+                if has_left(watched) and not self._came.wait(SLICE):
+                    raise PeerLost(f"{self.peer} has gone")
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"{self.peer} does not answer")
+
+    def close(self) -> None:
+        """Close, once :meth:`adopt` has ended, which it does now; what the sending queue holds is lost."""
+        self._closed = True
+        with self._shaking_hands:
+            super().close()
 
     def dial(self, deadline: float) -> None:
         """Wait until somebody listens, and begin to connect.
@@ -144,8 +156,7 @@ class PairSocket(Socket):
         if self._dialer is not None:
             return
         while not self.has_listener(deadline):
-            if self._closed:
-                raise Closed("the link was closed")
+            self.check_open()
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"nobody came to {self.address}")
             time.sleep(ATTEMPTS)
@@ -178,8 +189,7 @@ class PairSocket(Socket):
         Raises:
             Closed: :meth:`close` was called.
         """
-        if self._closed:
-            raise Closed("the link was closed")
+        self.check_open()
         return self._came.wait(_seconds(deadline))
 
     @property
@@ -198,35 +208,8 @@ class PairSocket(Socket):
                 self._dialer.close()
         raise PeerLost(f"{self.peer} has gone")
 
-    def turn_away(self) -> None:
-        """Close the connection with somebody who was not expected; another may come."""
-        for pipe in self._socket.pipes:
-            with contextlib.suppress(pynng.NNGException):  # it has left
-                pipe.close()
-
-    @property
-    def connection(self) -> int:
-        """The number of the connection that is there; 0 if there is none."""
-        return self._connection
-
-    @property
-    def is_hushed(self) -> bool:
-        """Whether somebody is there for longer than a greeting takes."""
-        return self._connection != 0 and time.monotonic() >= self._since + HUSH
-
-    def settle(self, connection: int) -> bool:
-        """Say that the peer has come, over this connection, and no other is to; False if that has gone already."""
-        with self._lock:
-            self._is_settled = self._connection == connection != 0
-        return self._is_settled
-
-    def lose(self) -> None:
-        """Say that the peer has gone, and no other is to come."""
-        self._is_settled = True
-        self._left.set()
-
     def receive(self, deadline: float) -> bytes | None:
-        """The same, as bytes."""
+        """One message; None when the deadline, or a slice of the time until then, has passed."""
         message = self.receive_message(deadline)
         if message is None:
             return None
@@ -268,21 +251,22 @@ class PairSocket(Socket):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
-    def _leave(self) -> None:
-        """The connection has ended, or this end is being closed."""
-        with self._lock:
-            if self._is_settled:
-                self._left.set()
-                return
-            self._came.clear()
-            self._connection = 0
+    def _take_over(self, end: kernel.socket) -> None:
+        self.check_open()
+        try:
+            listener = self._socket.listen("socket://").listener
+            check_err(pynng.lib.nng_listener_set_int(listener, b"socket:fd", end.fileno()))
+        except pynng.Closed as error:
+            raise Closed("the link was closed") from error
+        except pynng.NNGException as error:
+            raise TransportError(f"cannot give nng a connection with {self.peer}: {error}") from error
+        end.detach()
 
     def _take_first(self, pipe: Any) -> None:
         """Turn away a second connection, before anything passes over it."""
-        if self._connection:
+        if self._has_connection:
             pipe.close()
-            return
-        self._since, self._connection = time.monotonic(), int(pipe.id)
+        self._has_connection = True
 
 
 class ManySocket(Socket):
@@ -298,7 +282,13 @@ class ManySocket(Socket):
     def __init__(self, address: str) -> None:
         socket = pynng.Pair1(polyamorous=True)
         super().__init__(socket, address)
-        self._listen()
+        try:
+            if address.startswith("ipc://"):
+                free_path(ipc_path(address))  # nng itself takes the path of anything that nobody listens at
+            socket.listen(address)
+        except (pynng.NNGException, TransportError) as error:
+            self.close()
+            raise TransportError(f"cannot listen at {address}: {error}") from error
 
     def connection(self, message: Any) -> int:
         """The number of the connection that a message came over, which may have gone; no two have the same."""
@@ -315,6 +305,13 @@ class ManySocket(Socket):
         if message.pipe is not None:
             with contextlib.suppress(pynng.NNGException):
                 message.pipe.send(data)
+
+
+def has_left(end: kernel.socket) -> bool:
+    """Whether the other side of a connection has gone, though what it sent may still be unread."""
+    events = select.poll()
+    events.register(end, select.POLLRDHUP)
+    return bool(events.poll(0))
 
 
 def _seconds(deadline: float) -> float:

@@ -28,7 +28,7 @@ class NngTransport(Transport):
     def fanout_receiver(self, address: str, follower: int, followers: int) -> FanoutReceiver:
         """Make a follower's end."""
         check_follower(address, follower, followers)
-        return self._ends.add(lambda: NngFanoutReceiver(address, follower))
+        return self._ends.add(lambda: NngFanoutReceiver(address, follower, followers))
 
     def pipe_receiver(self, address: str) -> PipeReceiver:
         """Listen for senders."""
