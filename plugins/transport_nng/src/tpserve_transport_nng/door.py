@@ -12,14 +12,14 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
 from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost, TransportError
-from tpserve.api.addresses import check_address, free_path, ipc_path
+from tpserve.api.addresses import check_address, ipc_path, taking
 from tpserve.api.doors import dial, greetings
 from tpserve_transport_nng.sockets import ATTEMPTS, SLICE, has_left
 
@@ -77,10 +77,10 @@ class Door:
         if self._closed:
             return
         self._closed = True
-        with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
         if self._door.family == socket.AF_UNIX:
             ipc_path(self._address).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
 
     def _greet(self, ends: ExitStack, deadline: float) -> None:
@@ -196,12 +196,10 @@ def _listening(address: str) -> socket.socket:
         family, place = _place(address)
         with ExitStack() as stack:
             door = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            if family == socket.AF_UNIX:
-                free_path(Path(place))
-            else:
-                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind(place)
-            door.listen()
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with taking(Path(place)) if family == socket.AF_UNIX else nullcontext():
+                door.bind(place)
+                door.listen()
             stack.pop_all()
             return door
     except OSError as error:

@@ -14,7 +14,7 @@ seen that, for another receiver may come, who would hear a sender of the one bef
 
 A pair may also be given a connection that is there (nng's transport ``socket``), and speaks over it as over one of its
 own. But it does not tell of a handshake that comes to nothing; and if its socket is closed at the instant in which one
-ends, it forgets the connection and leaves it open, as it does its own.
+ends, it forgets the connection and leaves it open, as it does its own: who listens gives handshakes a moment first.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -36,7 +36,7 @@ import pynng
 from pynng.exceptions import check_err
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
-from tpserve.api.addresses import free_path, ipc_path
+from tpserve.api.addresses import ipc_path, taking
 
 __all__ = ["ATTEMPTS", "FILLER", "SLICE", "ManySocket", "PairSocket", "has_left"]
 
@@ -46,6 +46,7 @@ FILLER = b"-"
 # How late a call that waits notices that its peer has gone.
 SLICE = 0.2
 ATTEMPTS = 0.02
+CALM = 0.1
 RECONNECT = 20
 LONGEST_RECONNECT = 1000
 SEND_QUEUE = 16
@@ -283,12 +284,19 @@ class ManySocket(Socket):
         socket = pynng.Pair1(polyamorous=True)
         super().__init__(socket, address)
         try:
-            if address.startswith("ipc://"):
-                free_path(ipc_path(address))  # nng itself takes the path of anything that nobody listens at
-            socket.listen(address)
+            # nng itself takes the path of anything that nobody listens at
+            with taking(ipc_path(address)) if address.startswith("ipc://") else contextlib.nullcontext():
+                socket.listen(address)
         except (pynng.NNGException, TransportError) as error:
             self.close()
             raise TransportError(f"cannot listen at {address}: {error}") from error
+
+    def close(self) -> None:
+        """Close, a moment later, for nng forgets the connections of who is just coming or going."""
+        if not self._closed:
+            self._closed = True
+            time.sleep(CALM)
+        super().close()
 
     def connection(self, message: Any) -> int:
         """The number of the connection that a message came over, which may have gone; no two have the same."""
