@@ -96,6 +96,8 @@ class Meeting:
             self._await_one(leader, deadline, "not all followers came to the meeting")
             token, handed_out, _, _ = socket.recv_fds(leader, len(TOKEN), descriptors)
         if token != TOKEN:
+            if time.monotonic() >= deadline:  # which may have been the leader's, too
+                raise DeadlineExceeded("not all followers came to the meeting")
             raise PeerLost("the leader has given up")
         return handed_out
 

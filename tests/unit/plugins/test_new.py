@@ -191,7 +191,8 @@ def test_a_new_transport_s_leader_misses_a_follower_that_came_and_has_gone(
     transport = importlib.import_module("tpserve_transport_misser.transport")
     leader = transport.Sender(tmp_path / "door", 2, 1 << 16)
     with closing(leader):
-        _come_and_go(tmp_path / "door", socket.SOCK_STREAM, b"\x00" * 4, Task(leader.connect, time.monotonic() + 30))
+        come = transport.GREETING.pack(transport.MAGIC, 0)
+        _come_and_go(tmp_path / "door", socket.SOCK_STREAM, come, Task(leader.connect, time.monotonic() + 30))
 
 
 def test_a_new_sync_s_leader_misses_a_rank_that_came_and_has_gone(
@@ -205,7 +206,7 @@ def test_a_new_sync_s_leader_misses_a_rank_that_came_and_has_gone(
     kind = getattr(sync, spec.factory.partition(":")[2])
     context: Any = SyncContext(0, 3, tmp_path, "door", None)  # type: ignore[arg-type]
     with closing(kind(spec.options(), context)) as leader:
-        come = b"\x01\x00\x00\x00"
+        come = sync.GREETING.pack(sync.MAGIC, 1)
         _come_and_go(tmp_path / "door", socket.SOCK_SEQPACKET, come, Task(leader.connect, time.monotonic() + 30))
 
 

@@ -178,16 +178,15 @@ class Visit:
         events.register(leader, select.POLLIN)
         heard = b""
         while len(heard) < len(READY):
-            remaining = max(0.0, deadline - time.monotonic())
-            if events.poll(1000 * min(remaining, SLICE)):
-                more = leader.recv(len(READY) - len(heard))
-                if not more:
+            is_heard = events.poll(1000 * max(0.0, min(deadline - time.monotonic(), SLICE)))
+            more = leader.recv(len(READY) - len(heard)) if is_heard else b""
+            heard += more
+            if not more:
+                self._look()
+                if time.monotonic() >= deadline:  # at which a leader may have given up, too
+                    raise DeadlineExceeded(f"not all followers came to {self._address}")
+                if is_heard:
                     break
-                heard += more
-                continue
-            self._look()
-            if not remaining:
-                raise DeadlineExceeded(f"not all followers came to {self._address}")
         return heard
 
 
