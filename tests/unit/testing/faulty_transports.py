@@ -264,13 +264,13 @@ class Hasting(Usurping):
     def fanout_sender(self, address, followers):
         if self._queue(f"{address}.0").has_leader:
             raise TransportError(f"{address} has a leader already")
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().fanout_sender(address, followers)
 
     def pipe_receiver(self, address):
         if self._queue(address).has_reader:
             raise TransportError(f"{address} has a receiver already")
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().pipe_receiver(address)
 
 
