@@ -116,7 +116,7 @@ class PairSocket(Socket):
         self._has_connection = False
         self._came = Event()
         self._left = Event()
-        self._shaking_hands = Lock()
+        self._closing = Lock()
         socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
         socket.add_post_pipe_remove_cb(lambda _: self._left.set())
@@ -130,7 +130,7 @@ class PairSocket(Socket):
             PeerLost: it has gone.
             Closed: :meth:`close` was called.
         """
-        with self._shaking_hands, end.dup() as watched:
+        with self._closing, end.dup() as watched:
             self._take_over(end)
             while not self._came.wait(_seconds(deadline)):
                 self.check_open()
@@ -143,7 +143,7 @@ class PairSocket(Socket):
     def close(self) -> None:
         """Close, once :meth:`adopt` has ended, which it does now; what the sending queue holds is lost."""
         self._closed = True
-        with self._shaking_hands:
+        with self._closing:
             super().close()
 
     def dial(self, deadline: float) -> None:
@@ -204,9 +204,11 @@ class PairSocket(Socket):
             return
         # Not as soon as it goes, in pynng's callback: that holds a lock for which a callback waits that this waits for.
         if self._dialer is not None and not self._has_hung_up:
-            self._has_hung_up = True
-            with contextlib.suppress(pynng.NNGException):  # the socket is closed already
-                self._dialer.close()
+            with self._closing:  # nng ends the process if its socket, too, is closed meanwhile
+                if not self._closed:
+                    self._has_hung_up = True
+                    with contextlib.suppress(pynng.NNGException):
+                        self._dialer.close()
         raise PeerLost(f"{self.peer} has gone")
 
     def receive(self, deadline: float) -> bytes | None:
