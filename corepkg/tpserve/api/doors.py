@@ -82,10 +82,12 @@ def greetings(
         OSError: the door was shut.
     """
     door.setblocking(False)
-    events = select.poll()
-    events.register(door, select.POLLIN)
-    silent: dict[int, _Guest] = {}  # in the order in which they came
     number = door.fileno()  # which it has no more when another thread has closed it
+    if number < 0:
+        raise OSError(errno.EBADF, "the door was shut")
+    events = select.poll()
+    events.register(number, select.POLLIN)
+    silent: dict[int, _Guest] = {}  # in the order in which they came
     try:
         while True:
             remaining = deadline - time.monotonic()

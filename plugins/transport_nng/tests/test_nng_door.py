@@ -17,17 +17,23 @@ import pytest
 from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost, TransportError
 from tpserve.testing.lab import Task, leaks_files, wake
 from tpserve.testing.strangers import listening
-from tpserve_transport_nng.door import READY, Door, greeting
+from tpserve_transport_nng.door import Door
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.transport import NngTransport
+from tpserve_transport_nng.words import of_follower
 
 FRAMES = [b"-" * 400] * 8
+READY = of_follower(0, 1).answer
 SPEAKS_NNG = b"\0SP\0\0\x10\0\0"
 """What a Pair0 says first."""
 
 SILENT, BACK_AT_ONCE = 60, 8
 ENDS = [None, b"", b"nonsense" * 9]
 """What is said in place of nng's handshake; with None nothing is, for somebody has gone."""
+
+
+def greeting(follower: int, followers: int) -> bytes:
+    return of_follower(follower, followers).greeting
 
 
 @pytest.fixture
@@ -156,6 +162,22 @@ def test_a_follower_that_goes_while_others_are_waited_for_is_missed(transport: N
         assert not leading.is_done
     with pytest.raises(PeerLost, match="follower 1 of"):
         leading.result(5)
+
+
+def test_one_follower_that_stands_still_at_a_handshake_hides_no_other_that_goes(
+    transport: NngTransport, address: str
+) -> None:
+    leading = Task(transport.fanout_sender(address, 3).connect, soon())
+    joining = Task(transport.fanout_receiver(address, 2, 3).connect, soon())
+    with guest(address) as still, guest(address) as going:
+        still.sendall(greeting(0, 3))
+        going.sendall(greeting(1, 3))
+        joining.result()
+        time.sleep(0.2)
+        assert not leading.is_done
+        going.close()
+        with pytest.raises(PeerLost, match="follower 1 of"):
+            leading.result(5)
 
 
 def test_a_leader_that_goes_while_others_are_waited_for_is_missed(transport: NngTransport, address: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pynng
@@ -16,15 +16,21 @@ import pytest
 from tpserve.api import FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
-from tpserve_transport_nng import pipe
-from tpserve_transport_nng.door import READY, Door, Visit
+from tpserve_transport_nng.connections import Listener
+from tpserve_transport_nng.door import Door, OpenDoor
 from tpserve_transport_nng.fanout import LARGEST
+from tpserve_transport_nng.pipe import PREFIX
 from tpserve_transport_nng.plugin import NngOptions
-from tpserve_transport_nng.sockets import PairSocket
+from tpserve_transport_nng.sockets import ManySocket, PairSocket
 from tpserve_transport_nng.transport import NngTransport
+from tpserve_transport_nng.visit import Visit
+from tpserve_transport_nng.words import OF_SENDER, of_follower
 
 FRAMES = [b"-" * 400] * 8
-NONSENSE = [b"nonsense", b"", bytes(16), bytes(9) + b"frame", pipe.PREFIX.pack(0, True) + b"frame", bytes(1 << 20)]
+NONSENSE = [b"nonsense", b"", bytes(16), bytes(9) + b"frame", PREFIX.pack(0, True) + b"frame", bytes(1 << 20)]
+SPEAKS_NNG = b"\0SP\0\0\x11\0\0"
+"""What a Pair1 says first."""
+
 NO_MARKS = [b"x", b"1234567", WORD.pack(0), WORD.pack(1 << 40), b"x" * 9]
 
 
@@ -48,16 +54,24 @@ def soon() -> float:
 
 
 @contextmanager
-def nonsense(kind: Any, address: str) -> Iterator[None]:
-    """Strangers with sockets of this kind, who come and say all of that; and stay."""
+def nonsense(port: int, *greetings: bytes) -> Iterator[None]:
+    """Strangers who say all of that, after one of the greetings; and stay, or leave at once."""
     with ExitStack() as guests:
-        for message in NONSENSE:
-            guest = guests.enter_context(kind(send_timeout=100))
-            guest.dial(address)
-            with suppress(pynng.Timeout):  # it was turned away already
-                guest.send(message)
+        for greeting, words, stays in itertools.product(greetings, NONSENSE, [True, False]):
+            guest = guests.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with suppress(ConnectionError):  # it was turned away already
+                guest.sendall(greeting + words)
+            if not stays:
+                guest.close()
         time.sleep(0.2)
         yield
+
+
+@contextmanager
+def received(address: str) -> Iterator[ManySocket]:
+    """What a receiver has, to say what it likes."""
+    with closing(ManySocket(address)) as host, closing(OpenDoor(address, OF_SENDER, host.adopt)):
+        yield host
 
 
 @contextmanager
@@ -65,9 +79,9 @@ def led(transport: NngTransport, address: str, followers: int = 1) -> Iterator[A
     """A leader, and sockets that have joined as followers do, say what they like and hold one message unread."""
 
     def join(pair: PairSocket, number: int) -> None:
-        visit = Visit(address, number, followers, pair.check_open)
-        with visit.meeting(soon()) as end:
-            pair.adopt(end, soon())
+        with Visit(address, of_follower(number, followers), pair.check_open).meeting(soon()) as end:
+            pair.adopt(end)
+        pair.meet(soon())
 
     with ExitStack() as stack:
         leader = transport.fanout_sender(address, followers)
@@ -108,8 +122,8 @@ def test_a_follower_takes_packets_only(transport: NngTransport, port: int, packe
     connecting = Task(follower.connect, soon())
     with closing(Door(address, 1)) as door, closing(PairSocket(pynng.Pair0(), address, "the follower")) as leader:
         with door.meeting(soon()) as (end,):
-            end.sendall(READY)
-            leader.adopt(end, soon())
+            end.sendall(of_follower(0, 1).answer)
+            leader.adopt(end)
         connecting.result()
         leader.send(packet, soon())
 
@@ -119,12 +133,13 @@ def test_a_follower_takes_packets_only(transport: NngTransport, port: int, packe
 
 @pytest.mark.parametrize("mark", NO_MARKS)
 def test_a_sender_takes_marks_only(transport: NngTransport, port: int, mark: bytes) -> None:
-    with pynng.Pair1(listen=f"tcp://127.0.0.1:{port}") as host:
-        sender = transport.pipe_sender(f"tcp://127.0.0.1:{port}")
+    address = f"tcp://127.0.0.1:{port}"
+    with received(address) as host:
+        sender = transport.pipe_sender(address)
         sender.connect(soon())
-        host.send(mark)
-        for frame in FRAMES[:2]:
-            sender.send(frame, soon())
+        sender.send(FRAMES[0], soon())
+        host.answer(host.receive_message(soon()), mark)
+        sender.send(FRAMES[1], soon())
 
         with pytest.raises(FrameError):
             sender.send(FRAMES[2], soon())
@@ -132,47 +147,59 @@ def test_a_sender_takes_marks_only(transport: NngTransport, port: int, mark: byt
 
 @pytest.mark.parametrize("message", [b"", b"x", b"12345678"])
 def test_a_receiver_takes_messages_only(transport: NngTransport, port: int, message: bytes) -> None:
-    """Of who has said HELLO."""
-    receiver = transport.pipe_receiver(f"tcp://127.0.0.1:{port}")
-    with pynng.Pair1(dial=f"tcp://127.0.0.1:{port}") as sender:
-        sender.send(pipe.HELLO)
-        sender.send(message)
+    """Of who has come through its door."""
+    address = f"tcp://127.0.0.1:{port}"
+    receiver = transport.pipe_receiver(address)
+    with closing(PairSocket(pynng.Pair1(), address, "the receiver")) as sender:
+        with Visit(address, OF_SENDER, sender.check_open).meeting(soon()) as end:
+            sender.adopt(end)
+        sender.meet(soon())
+        sender.send(message, soon())
 
         with pytest.raises(FrameError):
             receiver.recv_many(1, 1000, soon())
 
 
 @pytest.mark.parametrize("patience", [0.0, 0.5])
-def test_strangers_with_sockets_of_nng_make_no_receiver_fail(
-    transport: NngTransport, port: int, patience: float
+@pytest.mark.parametrize("greetings", [[b"", SPEAKS_NNG], [OF_SENDER.greeting]], ids=["none", "a sender's"])
+def test_strangers_make_no_receiver_fail(
+    transport: NngTransport, port: int, greetings: list[bytes], patience: float
 ) -> None:
-    """Whatever they say, and though they come again when they are turned away; they may have left before it is read."""
+    """Nor do those who come through the door, and do not speak nng then."""
     address = f"tcp://127.0.0.1:{port}"
     receiver = transport.pipe_receiver(address)
-    with nonsense(pynng.Pair1, address):
+    with nonsense(port, *greetings):
         assert receiver.recv_many(10, 1 << 20, patience and time.monotonic() + patience) == []
         sender = transport.pipe_sender(address)
         sender.connect(soon())
         for number in range(3):
-            with nonsense(pynng.Pair1, address):
+            with nonsense(port, *greetings):
                 sender.send(b"%d" % number, soon())
             assert receiver.recv_many(10, 1 << 20, soon()) == [b"%d" % number]
 
 
+def test_sockets_of_nng_come_through_no_door(transport: NngTransport, port: int) -> None:
+    """They speak first, and then wait for somebody who does."""
+    receiver = transport.pipe_receiver(f"tcp://127.0.0.1:{port}")
+    with pynng.Pair1(send_timeout=500) as stranger:
+        stranger.dial(f"tcp://127.0.0.1:{port}", block=False)
+        with pytest.raises(pynng.Timeout):
+            stranger.send(PREFIX.pack(0, True) + b"frame")
+        assert receiver.recv_many(1, 1000, time.monotonic() + 0.1) == []
+
+
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:
-    place = f"ipc://{tmp_path}/link"
-    sender = transport.pipe_sender(place)
-    with pynng.Pair1(listen=place, recv_timeout=30_000) as host:
+    address = f"ipc://{tmp_path}/link"
+    sender = transport.pipe_sender(address)
+    with received(address):
         sender.connect(soon())
-        assert host.recv() == pipe.HELLO
     time.sleep(0.2)
     with pytest.raises(PeerLost):
         sender.send(b"frame", soon())
-    came = Event()
-    with pynng.Pair1() as host:
-        host.add_pre_pipe_connect_cb(lambda _: came.set())
-        host.listen(place)
-        assert not came.wait(1)
+    with closing(Listener(address)) as listener:
+        listener.socket.settimeout(1)
+        with pytest.raises(TimeoutError):
+            listener.socket.accept()
 
 
 def test_one_follower_that_stands_still_hides_no_other_that_goes(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_a_door_that_is_shut_is_an_error(door):
         next(guests)
 
 
+def test_a_door_that_is_closed_before_anybody_is_let_in_is_an_error():
+    """As by another thread, between any two steps."""
+
+    class Closing(socket.socket):
+        def setblocking(self, flag):
+            super().setblocking(flag)
+            self.close()
+
+    with closing(greetings(Closing(socket.AF_UNIX), 6, soon(), late)) as guests, pytest.raises(OSError, match="shut"):
+        next(guests)
+
+
 def test_a_door_that_is_closed_as_somebody_knocks_is_an_error(door, come):
     door.listen()
     come()

@@ -2,8 +2,7 @@
 
 nng's pub/sub drops messages without a word once a queue is full, and no queue is longer than 8,192. With it, a window
 of credits would have to be right for correctness; a pair makes the sender wait whatever happens, keeps the order and
-tells when its peer goes, for one more write per follower. Everybody meets at a door, which is no socket of nng's, and a
-pair gets the connection that was made there.
+tells when its peer goes, for one more write per follower. Everybody meets at the leader's door.
 
 A packet is the header's length, the header (a mark and the frames' lengths) and the body (the frames, joined). A large
 body is a message of its own, for joining and slicing would copy it twice more; its header's length is given as 0.
@@ -19,10 +18,13 @@ from contextlib import suppress
 import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
+from tpserve.api.addresses import check_address
 from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
-from tpserve_transport_nng.door import READY, Door, Visit
+from tpserve_transport_nng.door import Door
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
+from tpserve_transport_nng.visit import Visit
+from tpserve_transport_nng.words import of_follower
 
 __all__ = ["NngFanoutReceiver", "NngFanoutSender"]
 
@@ -48,14 +50,21 @@ class NngFanoutSender(FanoutSender):
             raise
 
     def connect(self, deadline: float) -> None:
-        """Let each follower in, then answer READY to all."""
+        """Let each follower in, answer all, and wait until nng has the connections at both ends."""
+        followers = len(self._pairs)
         with self._door.meeting(deadline) as ends:
-            for pair, end in zip(self._pairs, ends, strict=True):
+            for follower, (pair, end) in enumerate(zip(self._pairs, ends, strict=True)):
                 try:
-                    end.sendall(READY)
+                    end.sendall(of_follower(follower, followers).answer)
                 except ConnectionError as error:
                     raise PeerLost(f"{pair.peer} has gone") from error
-                pair.adopt(end, deadline)
+                pair.adopt(end)
+        waiting = self._pairs
+        while waiting:
+            waiting = [pair for pair in waiting if not pair.has_met(deadline)]
+            self._check_followers()
+            if waiting and time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{waiting[0].peer} does not answer")
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
@@ -110,15 +119,17 @@ class NngFanoutReceiver(FanoutReceiver):
     """A follower's end."""
 
     def __init__(self, address: str, follower: int, followers: int) -> None:
+        address = check_address(address)
         self._frames: deque[bytes] = deque()
         self._header = b""
         self._pair = PairSocket(pynng.Pair0(), address, f"the leader at {address}")
-        self._visit = Visit(address, follower, followers, self._pair.check_open)
+        self._visit = Visit(address, of_follower(follower, followers), self._pair.check_open)
 
     def connect(self, deadline: float) -> None:
-        """Say which follower this is, and wait for READY."""
+        """Say which follower this is, and wait until all have come."""
         with self._visit.meeting(deadline) as end:
-            self._pair.adopt(end, deadline)
+            self._pair.adopt(end)
+        self._pair.meet(deadline)
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         """Take exactly ``count`` frames."""

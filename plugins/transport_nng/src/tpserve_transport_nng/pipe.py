@@ -3,49 +3,47 @@
 push/pull has no way back, and a sender could not know how far it is ahead in bytes. Pair1 answers whom it likes; what
 it sends may be dropped, so marks are asked for again, but what it receives never is.
 
-A sender says HELLO, and then messages: a mark for the window of bytes, whether a frame follows, and the frame. Who says
-anything else first is a stranger, and cut off.
+A sender comes to the receiver's door. Its messages are a mark for the window of bytes, whether a frame follows, and the
+frame.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from typing import Any
 
 import pynng
 
 from tpserve.api import DeadlineExceeded, FrameError, PipeReceiver, PipeSender
 from tpserve.api.addresses import check_address
 from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
+from tpserve_transport_nng.door import OpenDoor
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
+from tpserve_transport_nng.visit import Visit
+from tpserve_transport_nng.words import OF_SENDER
 
-__all__ = ["HELLO", "NngPipeReceiver", "NngPipeSender"]
+__all__ = ["NngPipeReceiver", "NngPipeSender"]
 
-HELLO = b"tpserve nng pipe 2: hello"
 RECEIVER = "receiver"
 PREFIX = struct.Struct("<Q?")
-NUISANCE = 0.05
-"""Seconds that a call which is not to wait may spend on strangers."""
 
 
 class NngPipeSender(PipeSender):
     """One of the sending ends."""
 
     def __init__(self, options: NngOptions, address: str) -> None:
+        address = check_address(address)
         self._options = options
-        self._address = check_address(address)
         self._window = Window(options.send_buffer, [RECEIVER])
         self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}")
+        self._visit = Visit(address, OF_SENDER, self._pair.check_open)
 
     def connect(self, deadline: float) -> None:
-        """Wait for nng's handshake, and say HELLO: the receiver's socket takes what is sent, read or not."""
-        self._pair.dial(deadline)
-        while not self._pair.connected(deadline):
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"no receiver came to {self._address}")
-        self._pair.send(HELLO, deadline)
+        """Wait until nng has the connection at both ends: the receiver's socket takes what is sent, read or not."""
+        with self._visit.meeting(deadline) as end:
+            self._pair.adopt(end)
+        self._pair.meet(deadline)
 
     def send(self, frame: bytes, deadline: float) -> None:
         """Send one frame."""
@@ -57,6 +55,7 @@ class NngPipeSender(PipeSender):
         """Wait until what was sent has gone out, and close the socket."""
         self._pair.flush(time.monotonic() + self._options.linger)
         self._pair.close()
+        self._visit.close()
 
     def _await_room(self, frame: bytes, deadline: float) -> None:
         self._ask()
@@ -65,7 +64,7 @@ class NngPipeSender(PipeSender):
             if mark is not None:
                 self._window.returned(RECEIVER, read_mark(mark))
             elif time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"the receiver {self._address} is {self._options.send_buffer} bytes behind")
+                raise DeadlineExceeded(f"{self._pair.peer} is {self._options.send_buffer} bytes behind")
             else:
                 self._ask()
 
@@ -78,9 +77,12 @@ class NngPipeReceiver(PipeReceiver):
     """The receiving end."""
 
     def __init__(self, address: str) -> None:
-        self._socket = ManySocket(check_address(address))
-        self._senders: set[int] = set()
-        self._latest: Any = self  # nng's connection with a sender, as it is asked for again and again; none yet
+        self._socket = ManySocket(address)
+        try:
+            self._door = OpenDoor(address, OF_SENDER, self._socket.adopt)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""
@@ -95,11 +97,11 @@ class NngPipeReceiver(PipeReceiver):
         return frames
 
     def close(self) -> None:
-        """Close the socket; nng removes its file."""
+        """Close the door, then the socket."""
+        self._door.close()
         self._socket.close()
 
     def _next(self, deadline: float) -> bytes | None:
-        end = 0.0
         while True:
             message = self._socket.receive_message(deadline)
             if message is None:
@@ -109,11 +111,6 @@ class NngPipeReceiver(PipeReceiver):
             data: bytes = message.bytes
             if data == FILLER:
                 continue
-            if message.pipe is not self._latest and not self._is_from_sender(message, data):
-                end = end or max(deadline, time.monotonic() + NUISANCE)
-                if time.monotonic() >= end:
-                    return None
-                continue
             if len(data) < PREFIX.size:
                 raise FrameError(f"a message of {len(data)} bytes at {self._socket.address}")
             mark, has_frame = PREFIX.unpack_from(data)
@@ -121,15 +118,3 @@ class NngPipeReceiver(PipeReceiver):
                 self._socket.answer(message, WORD.pack(mark))
             if has_frame:
                 return data[PREFIX.size :]
-
-    def _is_from_sender(self, message: Any, data: bytes) -> bool:
-        """Whether a message comes over a connection that has said HELLO; another one is closed."""
-        connection = self._socket.connection(message)
-        if connection in self._senders:
-            self._latest = message.pipe
-            return True
-        if data == HELLO:
-            self._senders.add(connection)
-        else:
-            self._socket.turn_away(message)
-        return False

@@ -1,20 +1,16 @@
-"""The two nng sockets that links are made of: one end of a pair, and one that binds for many.
+"""The two nng sockets that links are made of: one end of a pair, and one for many connections.
 
 What nng does with messages that wait was found by trying. A pair socket reads its connections into a queue of its own,
 up to 8,192 messages, whether anybody takes them or not; it keeps them when the peer goes, and reads what the kernel
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
 it pushes FILLER behind the last real message until that must have left.
 
-Each attempt of nng's to connect takes over a millisecond of CPU time. So who dials looks himself whether somebody
-listens, which takes a few microseconds, and lets nng connect when that is so.
+The connections are made before (:mod:`tpserve_transport_nng.door`), and given to nng (its transport ``socket``). So nng
+never connects again by itself when one breaks: messages on the wire are lost then, and those after them would come.
 
-When a connection breaks, messages on the wire are lost, and nng would connect again and send what comes after them. So
-one end of a pair takes a single connection and turns away every other; and who has dialled dials no more once he has
-seen that, for another receiver may come, who would hear a sender of the one before.
-
-A pair may also be given a connection that is there (nng's transport ``socket``), and speaks over it as over one of its
-own. But it does not tell of a handshake that comes to nothing; and if its socket is closed at the instant in which one
-ends, it forgets the connection and leaves it open, as it does its own: who listens gives handshakes a moment first.
+A call that begins while its socket is being closed uses what nng frees, which ends the process, or never returns: a
+close waits until all calls have ended. And a socket that is closed before nng has noticed the end of a handshake, for
+which it takes up to 0.1 s when another has come to nothing, leaves that connection open: a close waits for that, too.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -22,39 +18,71 @@ Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
-import select
 import socket as kernel
 import time
 from collections.abc import Callable
-from threading import Event, Lock
+from threading import Condition, Event
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import pynng
 from pynng.exceptions import check_err
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
-from tpserve.api.addresses import ipc_path, taking
+from tpserve_transport_nng.connections import SLICE, has_left
 
-__all__ = ["ATTEMPTS", "FILLER", "SLICE", "ManySocket", "PairSocket", "has_left"]
+__all__ = ["FILLER", "ManySocket", "PairSocket"]
 
 Result = TypeVar("Result")
 
 FILLER = b"-"
-# How late a call that waits notices that its peer has gone.
-SLICE = 0.2
-ATTEMPTS = 0.02
-CALM = 0.1
-RECONNECT = 20
-LONGEST_RECONNECT = 1000
+CALM = 0.2
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
 
 
+class Calls:
+    """Calls that are under way, each inside ``with``; none begins any more once they were ended.
+
+    Raises:
+        Closed: they were.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._number = 0
+        self._changed = Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self.check_open()
+            self._number += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._number -= 1
+            self._changed.notify_all()
+
+    def check_open(self) -> None:
+        """Raise Closed, if they were ended."""
+        if self.closed:
+            raise Closed("the link was closed")
+
+    def end(self) -> None:
+        """Wait until the last has ended."""
+        with self._changed:
+            self.closed = True
+            self._changed.wait_for(lambda: not self._number)
+
+
 class Socket:
-    """What both have. nng allows :meth:`close` from another thread, and wakes who waits."""
+    """What both have. :meth:`close` may be called from another thread; who waits hears of it in a fifth of a second.
+
+    Args:
+        socket: a pynng socket.
+        address: where its connections are made.
+        largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
+    """
 
     def __init__(self, socket: Any, address: str, largest: int = 0) -> None:
         self.address = address
@@ -63,17 +91,17 @@ class Socket:
         self._socket.recv_buffer_size = RECEIVE_QUEUE
         self._socket.send_buffer_size = SEND_QUEUE
         self._timeouts = {"recv_timeout": -1, "send_timeout": -1}
-        self._closed = False
+        self._calls = Calls()
+        self._listener = self._socket.listen("socket://").listener
 
     def close(self) -> None:
         """Close; what the sending queue holds is lost."""
-        self._closed = True
+        self._calls.end()
         self._socket.close()
 
     def check_open(self) -> None:
         """Raise Closed after :meth:`close`."""
-        if self._closed:
-            raise Closed("the link was closed")
+        self._calls.check_open()
 
     def receive_message(self, deadline: float) -> Any | None:
         """One pynng.Message; None when the deadline, or a slice of the time until then, has passed.
@@ -85,25 +113,28 @@ class Socket:
 
     def _attempt(self, call: Callable[[bool], Result], timeout: str, deadline: float) -> Result | None:
         """Call with a time-out that ends with the deadline, or after a slice; None if it ran out."""
-        self.check_open()
         wait = _milliseconds(deadline)
-        if wait and wait != self._timeouts[timeout]:
-            setattr(self._socket, timeout, wait)
-            self._timeouts[timeout] = wait
-        try:
-            return call(wait > 0)
-        except (pynng.Timeout, pynng.TryAgain):
-            return None
-        except pynng.Closed as error:
-            raise Closed("the link was closed") from error
+        with self._calls:
+            if wait and wait != self._timeouts[timeout]:
+                setattr(self._socket, timeout, wait)
+                self._timeouts[timeout] = wait
+            try:
+                return call(wait > 0)
+            except (pynng.Timeout, pynng.TryAgain):
+                return None
+
+    def _give(self, end: kernel.socket) -> None:
+        """Let nng have a connection, and close it."""
+        check_err(pynng.lib.nng_listener_set_int(self._listener, b"socket:fd", end.fileno()))
+        end.detach()
 
 
 class PairSocket(Socket):
-    """One end of a connection between two: :meth:`dial` or :meth:`adopt` comes first.
+    """One end of a connection between two: :meth:`adopt` and :meth:`meet` come first.
 
     Args:
         socket: a pynng.Pair0 or Pair1.
-        address: where to dial, or where the connection was made.
+        address: where the connection is made.
         peer: what errors call the other end.
         largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
     """
@@ -111,105 +142,65 @@ class PairSocket(Socket):
     def __init__(self, socket: Any, address: str, peer: str, largest: int = 0) -> None:
         super().__init__(socket, address, largest)
         self.peer = peer
-        self._dialer: Any = None
-        self._has_hung_up = False
-        self._has_connection = False
+        self._watched: kernel.socket | None = None
         self._came = Event()
         self._left = Event()
-        self._closing = Lock()
-        socket.add_pre_pipe_connect_cb(self._take_first)
         socket.add_post_pipe_connect_cb(lambda _: self._came.set())
         socket.add_post_pipe_remove_cb(lambda _: self._left.set())
-        socket.reconnect_time_min, socket.reconnect_time_max = RECONNECT, LONGEST_RECONNECT
 
-    def adopt(self, end: kernel.socket, deadline: float) -> None:
-        """Take over a connection, which nng closes, and wait until the peer has done so too.
+    def adopt(self, end: kernel.socket) -> None:
+        """Take over a connection, which nng closes then; :meth:`meet` waits until the peer has done so too.
+
+        Raises:
+            Closed: :meth:`close` was called.
+        """
+        with self._calls:
+            self._watched = end.dup()
+            try:
+                self._give(end)
+            except pynng.NNGException as error:
+                raise TransportError(f"cannot give nng a connection with {self.peer}: {error}") from error
+
+    def meet(self, deadline: float) -> None:
+        """Wait until the peer, too, has taken the connection over.
 
         Raises:
             DeadlineExceeded: it has not.
             PeerLost: it has gone.
             Closed: :meth:`close` was called.
         """
-        with self._closing, end.dup() as watched:
-            self._take_over(end)
-            while not self._came.wait(_seconds(deadline)):
-                self.check_open()
-                # What it sent before it went may be on its way through nng.
-                if has_left(watched) and not self._came.wait(SLICE):
-                    raise PeerLost(f"{self.peer} has gone")
-                if time.monotonic() >= deadline:
-                    raise DeadlineExceeded(f"{self.peer} does not answer")
+        while not self.has_met(deadline):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{self.peer} does not answer")
+
+    def has_met(self, deadline: float) -> bool:
+        """Whether it has, now or within a slice of the time until the deadline; raises what :meth:`meet` does."""
+        has_met = self._came.wait(_seconds(deadline))
+        with self._calls:
+            assert self._watched is not None
+            is_gone = not has_met and has_left(self._watched)
+        # What it sent before it went may be on its way through nng.
+        if is_gone and not self._came.wait(SLICE):
+            raise PeerLost(f"{self.peer} has gone")
+        return has_met
 
     def close(self) -> None:
-        """Close, once :meth:`adopt` has ended, which it does now; what the sending queue holds is lost."""
-        self._closed = True
-        with self._closing:
-            super().close()
-
-    def dial(self, deadline: float) -> None:
-        """Wait until somebody listens, and begin to connect.
-
-        Raises:
-            DeadlineExceeded: nobody does.
-            TransportError: nobody can, as when the path is too long.
-            Closed: :meth:`close` was called.
-        """
-        if self._dialer is not None:
-            return
-        while not self.has_listener(deadline):
-            self.check_open()
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"nobody came to {self.address}")
-            time.sleep(ATTEMPTS)
-        try:
-            self._dialer = self._socket.dial(self.address, block=False)
-        except pynng.Closed as error:
-            raise Closed("the link was closed") from error
-        except pynng.NNGException as error:
-            raise TransportError(f"cannot dial {self.address}: {error}") from error
-
-    def has_listener(self, deadline: float) -> bool:
-        """Whether somebody listens where this end dials."""
-        if not self.address.startswith("ipc://"):
-            parts = urlsplit(self.address)
-            try:
-                kernel.create_connection((parts.hostname, parts.port), max(ATTEMPTS, _seconds(deadline))).close()
-            except OSError:
-                return False
-            return True
-        with kernel.socket(kernel.AF_UNIX, kernel.SOCK_DGRAM) as probe:
-            # A stream socket that is alive refuses one of another type in other words, and hears nothing of it.
-            try:
-                return probe.connect_ex(str(ipc_path(self.address))) == errno.EPROTOTYPE
-            except OSError as error:
-                raise TransportError(f"cannot dial {self.address}: {error}") from error
-
-    def connected(self, deadline: float) -> bool:
-        """Whether the peer has come; waits for it, at most for a slice of the time until the deadline.
-
-        Raises:
-            Closed: :meth:`close` was called.
-        """
-        self.check_open()
-        return self._came.wait(_seconds(deadline))
+        """Close, after a handshake that is under way; what the sending queue holds is lost."""
+        self._calls.end()
+        if self._watched is not None:
+            self._came.wait(CALM)
+            self._watched.close()
+        self._socket.close()
 
     @property
     def lost(self) -> bool:
         """Whether the peer was there and has gone; it does not come back."""
-        return self._left.is_set() and not self._closed
+        return self._left.is_set() and not self._calls.closed
 
     def check_peer(self) -> None:
         """Raise PeerLost if the peer was there and has gone."""
-        if not self.lost:
-            return
-        # Not as soon as it goes, in pynng's callback: that holds a lock for which a callback waits that this waits for.
-        if self._dialer is not None and not self._has_hung_up:
-            with self._closing:  # nng ends the process if its socket, too, is closed meanwhile
-                if not self._closed:
-                    self._has_hung_up = True
-                    with contextlib.suppress(pynng.NNGException):
-                        self._dialer.close()
-        raise PeerLost(f"{self.peer} has gone")
+        if self.lost:
+            raise PeerLost(f"{self.peer} has gone")
 
     def receive(self, deadline: float) -> bytes | None:
         """One message; None when the deadline, or a slice of the time until then, has passed."""
@@ -248,80 +239,49 @@ class PairSocket(Socket):
 
     def flush(self, deadline: float) -> None:
         """Wait until all that was sent has left the sending queue, or the deadline has passed."""
-        if self._closed or not self._came.is_set():
+        if self._calls.closed or not self._came.is_set():
             return
         with contextlib.suppress(DeadlineExceeded, PeerLost, Closed):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
-    def _take_over(self, end: kernel.socket) -> None:
-        self.check_open()
-        try:
-            listener = self._socket.listen("socket://").listener
-            check_err(pynng.lib.nng_listener_set_int(listener, b"socket:fd", end.fileno()))
-        except pynng.Closed as error:
-            raise Closed("the link was closed") from error
-        except pynng.NNGException as error:
-            raise TransportError(f"cannot give nng a connection with {self.peer}: {error}") from error
-        end.detach()
-
-    def _take_first(self, pipe: Any) -> None:
-        """Turn away a second connection, before anything passes over it."""
-        if self._has_connection:
-            pipe.close()
-        self._has_connection = True
-
 
 class ManySocket(Socket):
-    """The binding end for any number of PairSockets over Pair1.
+    """The other end of any number of PairSockets over Pair1.
 
     Args:
-        address: where to listen.
-
-    Raises:
-        TransportError: the address is taken, malformed or too long.
+        address: where their connections are made.
     """
 
     def __init__(self, address: str) -> None:
-        socket = pynng.Pair1(polyamorous=True)
-        super().__init__(socket, address)
-        try:
-            # nng itself takes the path of anything that nobody listens at
-            with taking(ipc_path(address)) if address.startswith("ipc://") else contextlib.nullcontext():
-                socket.listen(address)
-        except (pynng.NNGException, TransportError) as error:
-            self.close()
-            raise TransportError(f"cannot listen at {address}: {error}") from error
+        super().__init__(pynng.Pair1(polyamorous=True), address)
+        self._latest = -math.inf
+
+    def adopt(self, end: kernel.socket) -> bool:
+        """Take over a connection, which nng closes then; False if there is no room now, for there are handshakes.
+
+        Raises:
+            Closed: :meth:`close` was called.
+        """
+        with self._calls:
+            try:
+                self._give(end)
+            except pynng.OutOfSpace:
+                return False
+            self._latest = time.monotonic()
+            return True
 
     def close(self) -> None:
-        """Close, a moment later, for nng forgets the connections of who is just coming or going."""
-        if not self._closed:
-            self._closed = True
-            time.sleep(CALM)
-        super().close()
-
-    def connection(self, message: Any) -> int:
-        """The number of the connection that a message came over, which may have gone; no two have the same."""
-        return int(message.pipe.id) if message.pipe is not None else 0
-
-    def turn_away(self, message: Any) -> None:
-        """Close the connection that a message came over."""
-        if message.pipe is not None:
-            with contextlib.suppress(pynng.NNGException):  # it has gone
-                message.pipe.close()
+        """Close, after a handshake that has just begun."""
+        self._calls.end()
+        time.sleep(max(0.0, self._latest + CALM - time.monotonic()))
+        self._socket.close()
 
     def answer(self, message: Any, data: bytes) -> None:
         """Send to where a message came from, if that is still there. nng drops it when too much waits there."""
-        if message.pipe is not None:
-            with contextlib.suppress(pynng.NNGException):
+        with self._calls, contextlib.suppress(pynng.NNGException):  # it has gone
+            if message.pipe is not None:
                 message.pipe.send(data)
-
-
-def has_left(end: kernel.socket) -> bool:
-    """Whether the other side of a connection has gone, though what it sent may still be unread."""
-    events = select.poll()
-    events.register(end, select.POLLRDHUP)
-    return bool(events.poll(0))
 
 
 def _seconds(deadline: float) -> float:
