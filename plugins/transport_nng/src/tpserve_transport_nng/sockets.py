@@ -37,6 +37,7 @@ Result = TypeVar("Result")
 
 FILLER = b"-"
 CALM = 0.2
+BREATH = 0.01
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
 
@@ -255,7 +256,10 @@ class ManySocket(Socket):
 
     def __init__(self, address: str) -> None:
         super().__init__(pynng.Pair1(polyamorous=True), address)
+        self._adopted = 0
+        self._came = 0
         self._latest = -math.inf
+        self._socket.add_post_pipe_connect_cb(self._count)
 
     def adopt(self, end: kernel.socket) -> bool:
         """Take over a connection, which nng closes then; False if there is no room now, for there are handshakes.
@@ -268,13 +272,15 @@ class ManySocket(Socket):
                 self._give(end)
             except pynng.OutOfSpace:
                 return False
+            self._adopted += 1
             self._latest = time.monotonic()
             return True
 
     def close(self) -> None:
         """Close, after a handshake that has just begun."""
         self._calls.end()
-        time.sleep(max(0.0, self._latest + CALM - time.monotonic()))
+        while self._came < self._adopted and time.monotonic() < self._latest + CALM:
+            time.sleep(BREATH)
         self._socket.close()
 
     def answer(self, message: Any, data: bytes) -> None:
@@ -282,6 +288,9 @@ class ManySocket(Socket):
         with self._calls, contextlib.suppress(pynng.NNGException):  # it has gone
             if message.pipe is not None:
                 message.pipe.send(data)
+
+    def _count(self, _: Any) -> None:
+        self._came += 1  # pynng lets one callback run at a time
 
 
 def _seconds(deadline: float) -> float:
