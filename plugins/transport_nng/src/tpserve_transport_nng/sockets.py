@@ -21,8 +21,9 @@ import contextlib
 import math
 import socket as kernel
 import time
+from collections import deque
 from collections.abc import Callable
-from threading import Condition, Event
+from threading import Event
 from typing import Any, TypeVar
 
 import pynng
@@ -51,18 +52,16 @@ class Calls:
 
     def __init__(self) -> None:
         self.closed = False
-        self._number = 0
-        self._changed = Condition()
+        self._under_way: deque[None] = deque()  # its methods are atomic, and quicker than a lock
 
     def __enter__(self) -> None:
-        with self._changed:
+        self._under_way.append(None)
+        if self.closed:
+            self._under_way.pop()
             self.check_open()
-            self._number += 1
 
     def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._number -= 1
-            self._changed.notify_all()
+        self._under_way.pop()
 
     def check_open(self) -> None:
         """Raise Closed, if they were ended."""
@@ -71,9 +70,9 @@ class Calls:
 
     def end(self) -> None:
         """Wait until the last has ended."""
-        with self._changed:
-            self.closed = True
-            self._changed.wait_for(lambda: not self._number)
+        self.closed = True
+        while self._under_way:
+            time.sleep(BREATH)
 
 
 class Socket:
