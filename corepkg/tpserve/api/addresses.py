@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpserve.api.errors import TransportError
 
-__all__ = ["alone_in", "check_address", "check_follower", "free_path", "ipc_path", "taking"]
+__all__ = ["alone_in", "check_address", "check_follower", "ipc_path", "taking"]
 
 IPC = "ipc://"
 HOST_AND_PORT = re.compile(r"tcp://(?:[\w.*-]+|\[([0-9A-Fa-f:.]+)(?:%\w+)?\]):([0-9]{1,5})")
@@ -75,8 +75,8 @@ def ipc_path(address: str) -> Path:
 def taking(path: Path) -> Iterator[None]:
     """Bind a unix socket to a path inside this, and listen: of two who do so at once the second is refused.
 
-    A file that a killed process has left goes first, as by :func:`free_path`. Who leaves removes the file before it
-    closes the socket: later it may be somebody else's.
+    A file that a killed process has left goes first. Who leaves removes the file before it closes the socket: later it
+    may be somebody else's.
 
     Raises:
         TransportError: somebody is bound to the path, it is not a socket's, or it is too long; or what is done inside
@@ -84,7 +84,7 @@ def taking(path: Path) -> Iterator[None]:
     """
     try:
         with alone_in(path.parent):
-            free_path(path)
+            _free(path)
             yield
     except OSError as error:
         raise TransportError(f"cannot bind {path}: {error}") from error
@@ -113,14 +113,8 @@ def alone_in(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def free_path(path: Path) -> None:
-    """Remove a unix socket's file that a killed process has left, if there is one, so that the path can be bound.
-
-    Somebody else may do so at the same time, and bind the path before this removes it: use :func:`taking`.
-
-    Raises:
-        TransportError: somebody is bound to the path, it is not a socket's, or it is too long.
-    """
+def _free(path: Path) -> None:
+    """Remove a unix socket's file that a killed process has left, if there is one, so that the path can be bound."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise TransportError(f"cannot bind {path}: there is something that is not a socket")
@@ -131,8 +125,6 @@ def free_path(path: Path) -> None:
         path.unlink()
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise TransportError(f"cannot bind {path}: {error}") from error
 
 
 def _is_locked(descriptor: int) -> bool:
