@@ -179,6 +179,8 @@ class PairSocket(Socket):
         with self._calls:
             assert self._watched is not None
             is_gone = not has_met and has_left(self._watched)
+            if has_met:
+                self._watched.close()  # nng tells of everything from now on
         # What it sent before it went may be on its way through nng.
         if is_gone and not self._came.wait(SLICE):
             raise PeerLost(f"{self.peer} has gone")
