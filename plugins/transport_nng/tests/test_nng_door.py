@@ -294,3 +294,24 @@ def test_a_fan_out_leaves_its_directory_as_it_was(transport: NngTransport, tmp_p
     assert os.listdir(tmp_path) == ["link"]  # noqa: PTH208 names are wanted
     leader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_senders_may_come_at_once_and_come_and_go(transport: NngTransport, address: str) -> None:
+    receiver = transport.pipe_receiver(address)
+
+    def come(number: int) -> None:
+        sender = transport.pipe_sender(address)
+        sender.connect(soon())
+        sender.send(b"%d" % number, soon())
+        sender.close()
+
+    for _ in range(3):
+        coming = [Task(come, number) for number in range(20)]
+        came: list[bytes] = []
+        while len(came) < len(coming):
+            some = receiver.recv_many(100, 1 << 20, soon())
+            assert some
+            came += some
+        assert sorted(came) == sorted(b"%d" % number for number in range(20))
+        for task in coming:
+            task.result()

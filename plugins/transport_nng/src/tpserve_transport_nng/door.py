@@ -23,7 +23,7 @@ from tpserve_transport_nng.words import Words, of_follower
 __all__ = ["Door", "OpenDoor"]
 
 BREATH = 0.05
-"""Seconds until what could not be done, for want of descriptors or room, is tried again."""
+"""Seconds until what could not be done, for want of descriptors, is tried again."""
 
 
 class Door:
@@ -105,13 +105,13 @@ class OpenDoor:
     Args:
         address: where to listen.
         words: what senders say, and what they are answered.
-        adopt: is given the connections; returns False if there is no room for one now.
+        adopt: is given the connections.
 
     Raises:
         TransportError: the address is taken, malformed or too long.
     """
 
-    def __init__(self, address: str, words: Words, adopt: Callable[[socket.socket], bool]) -> None:
+    def __init__(self, address: str, words: Words, adopt: Callable[[socket.socket], None]) -> None:
         self._words = words
         self._adopt = adopt
         self._closed = Event()
@@ -141,9 +141,7 @@ class OpenDoor:
         hurry(guest)
         with suppress(ConnectionError):  # it has left again
             guest.sendall(self._words.answer)
-            while not self._adopt(guest):
-                self._closed.wait(BREATH)
-                self._look()
+            self._adopt(guest)
 
     def _look(self) -> None:
         if self._closed.is_set():

@@ -5,12 +5,13 @@ up to 8,192 messages, whether anybody takes them or not; it keeps them when the 
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
 it pushes FILLER behind the last real message until that must have left.
 
-The connections are made before (:mod:`tpserve_transport_nng.door`), and given to nng (its transport ``socket``). So nng
-never connects again by itself when one breaks: messages on the wire are lost then, and those after them would come.
+The connections are made before (:mod:`tpserve_transport_nng.door`), and given to nng (its transport ``socket``), each
+to a listener of its own: one that has two to take loses the second. So nng never connects again by itself when one
+breaks: messages on the wire are lost then, and those after them would come.
 
 A call that begins while its socket is being closed uses what nng frees, which ends the process, or never returns: a
-close waits until all calls have ended. And a socket that is closed before nng has noticed the end of a handshake, for
-which it takes up to 0.1 s when another has come to nothing, leaves that connection open: a close waits for that, too.
+close waits until all calls have ended. And a socket that is closed at the instant in which a handshake ends leaves that
+connection open: a close waits a moment for those that are under way.
 
 Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
 """
@@ -92,7 +93,6 @@ class Socket:
         self._socket.send_buffer_size = SEND_QUEUE
         self._timeouts = {"recv_timeout": -1, "send_timeout": -1}
         self._calls = Calls()
-        self._listener = self._socket.listen("socket://").listener
 
     def close(self) -> None:
         """Close; what the sending queue holds is lost."""
@@ -125,7 +125,11 @@ class Socket:
 
     def _give(self, end: kernel.socket) -> None:
         """Let nng have a connection, and close it."""
-        check_err(pynng.lib.nng_listener_set_int(self._listener, b"socket:fd", end.fileno()))
+        try:
+            listener = self._socket.listen("socket://").listener
+            check_err(pynng.lib.nng_listener_set_int(listener, b"socket:fd", end.fileno()))
+        except pynng.NNGException as error:
+            raise TransportError(f"cannot give nng a connection at {self.address}: {error}") from error
         end.detach()
 
 
@@ -156,10 +160,7 @@ class PairSocket(Socket):
         """
         with self._calls:
             self._watched = end.dup()
-            try:
-                self._give(end)
-            except pynng.NNGException as error:
-                raise TransportError(f"cannot give nng a connection with {self.peer}: {error}") from error
+            self._give(end)
 
     def meet(self, deadline: float) -> None:
         """Wait until the peer, too, has taken the connection over.
@@ -260,22 +261,22 @@ class ManySocket(Socket):
         self._adopted = 0
         self._came = 0
         self._latest = -math.inf
-        self._socket.add_post_pipe_connect_cb(self._count)
+        self._unused: deque[Any] = deque()
+        self._socket.add_post_pipe_connect_cb(self._note_who_came)
+        self._socket.add_post_pipe_remove_cb(self._note_who_left)
 
-    def adopt(self, end: kernel.socket) -> bool:
-        """Take over a connection, which nng closes then; False if there is no room now, for there are handshakes.
+    def adopt(self, end: kernel.socket) -> None:
+        """Take over a connection, which nng closes then.
 
         Raises:
             Closed: :meth:`close` was called.
         """
         with self._calls:
-            try:
-                self._give(end)
-            except pynng.OutOfSpace:
-                return False
+            while self._unused:
+                self._unused.popleft().close()
+            self._give(end)
             self._adopted += 1
             self._latest = time.monotonic()
-            return True
 
     def close(self) -> None:
         """Close, after a handshake that has just begun."""
@@ -290,8 +291,12 @@ class ManySocket(Socket):
             if message.pipe is not None:
                 message.pipe.send(data)
 
-    def _count(self, _: Any) -> None:
+    def _note_who_came(self, _: Any) -> None:
         self._came += 1  # pynng lets one callback run at a time
+
+    def _note_who_left(self, pipe: Any) -> None:
+        with contextlib.suppress(KeyError):  # the socket was closed
+            self._unused.append(pipe.listener)
 
 
 def _seconds(deadline: float) -> float:
