@@ -18,7 +18,7 @@ from tpserve.api.errors import TransportError
 __all__ = ["alone_in", "check_address", "check_follower", "ipc_path", "taking"]
 
 IPC = "ipc://"
-HOST_AND_PORT = re.compile(r"tcp://(?:[\w.*-]+|\[([0-9A-Fa-f:.]+)(?:%\w+)?\]):([0-9]{1,5})")
+HOST_AND_PORT = re.compile(r"tcp://(?:(?P<host>[\w.*-]+)|\[(?P<ipv6>[0-9A-Fa-f:.]+)(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and what Python writes for bytes of a path that are none."""
 
@@ -142,7 +142,18 @@ def _refusal(address: str, fault: str) -> TransportError:
 
 def _is_host_and_port(address: str) -> bool:
     found = HOST_AND_PORT.fullmatch(address)
-    return found is not None and 0 < int(found[2]) < 1 << 16 and (found[1] is None or _is_ipv6(found[1]))
+    if found is None or not 0 < int(found["port"]) < 1 << 16:
+        return False
+    return _is_name(found["host"]) if found["ipv6"] is None else _is_ipv6(found["ipv6"])
+
+
+def _is_name(host: str) -> bool:
+    """Whether one may ask for a host of that name: its parts are neither empty nor too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _is_ipv6(host: str) -> bool:

@@ -19,7 +19,7 @@ from tpserve.api import Closed, PeerLost
 from tpserve.testing.lab import Task, leaks_files
 from tpserve_transport_nng.connections import connected
 from tpserve_transport_nng.plugin import NngOptions
-from tpserve_transport_nng.sockets import PairSocket
+from tpserve_transport_nng.sockets import ManySocket, PairSocket
 from tpserve_transport_nng.transport import NngTransport
 from tpserve_transport_nng.words import OF_SENDER
 
@@ -88,6 +88,24 @@ def test_closing_a_pipe_that_is_in_use_leaves_nothing_open(addresses: Iterator[s
     assert not leaks_files(lambda: repeatedly(use))
 
 
+def test_connections_that_are_given_together_are_all_met() -> None:
+    """nng mixes up those that wait at one listener."""
+    many = ManySocket("ipc:///link")
+    ends = [socket.socketpair() for _ in range(16)]
+    pairs = [PairSocket(pynng.Pair1(), "ipc:///link", f"the peer of {number}") for number in range(len(ends))]
+    for here, _ in ends:
+        many.adopt(here)
+    for pair, (_, there) in zip(pairs, ends, strict=True):
+        pair.adopt(there)
+    for number, pair in enumerate(pairs):
+        pair.meet(soon())
+        pair.send(b"%d" % number, soon())
+    came = [many.receive_message(soon()) for _ in pairs]
+    assert {message.data for message in came if message} == {b"%d" % number for number in range(len(ends))}
+    for end in (*pairs, many):
+        end.close()
+
+
 class Watched:
     """A socket of nng's that notes whether it was closed while a call was under way, or used afterwards."""
 
@@ -110,7 +128,7 @@ class Watched:
         self._calls -= 1
         raise pynng.Timeout("", 5)
 
-    recv_msg = send = call
+    send = call
 
 
 @pytest.mark.parametrize("call", ["receive_message", "send"])
@@ -118,7 +136,8 @@ def test_no_call_is_under_way_when_a_socket_is_closed(call: str) -> None:
     """nng frees what it uses."""
     pair = PairSocket(pynng.Pair0(), "ipc:///link", "the peer")
     pair._socket.close()
-    pair._socket = watched = Watched()
+    watched = Watched()
+    pair._socket, pair._receive = watched, watched.call  # type: ignore[method-assign, assignment]
     arguments = [soon()] if call == "receive_message" else [b"frame", soon()]
     tasks = [Task(until_it_ends, lambda: getattr(pair, call)(*arguments)) for _ in range(2)]
     assert watched.called.wait(5)

@@ -138,7 +138,9 @@ def test_a_sender_takes_marks_only(transport: NngTransport, port: int, mark: byt
         sender = transport.pipe_sender(address)
         sender.connect(soon())
         sender.send(FRAMES[0], soon())
-        host.answer(host.receive_message(soon()), mark)
+        message = host.receive_message(soon())
+        assert message is not None
+        host.answer(message, mark)
         sender.send(FRAMES[1], soon())
 
         with pytest.raises(FrameError):

@@ -48,6 +48,8 @@ def test_an_address_comes_back(address):
         "tcp://h:1\n",
         "tcp://user@h:1",
         "tcp://h h:1",
+        "tcp://a..b:1",
+        f"tcp://{'a' * 64}:1",
         "ipc:///a\nb",
         "ipc:///\udcff",
         f"ipc:///{'long' * 64}",

@@ -117,7 +117,11 @@ class OpenDoor:
         self._closed = Event()
         self._listener = Listener(address)
         self._thread = Thread(target=self._let_in, name=f"nng door {address}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._listener.close()
+            raise TransportError(f"cannot listen at {address}: {error}") from error
 
     def close(self) -> None:
         """Leave the address, and let nobody in any more."""

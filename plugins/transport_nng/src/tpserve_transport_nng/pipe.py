@@ -108,7 +108,7 @@ class NngPipeReceiver(PipeReceiver):
                 if time.monotonic() >= deadline:
                     return None
                 continue
-            data: bytes = message.bytes
+            data = message.data
             if data == FILLER:
                 continue
             if len(data) < PREFIX.size:

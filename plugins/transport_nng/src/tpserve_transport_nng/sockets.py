@@ -13,7 +13,8 @@ A call that begins while its socket is being closed uses what nng frees, which e
 close waits until all calls have ended. And a socket that is closed at the instant in which a handshake ends leaves that
 connection open: a close waits a moment for those that are under way.
 
-Messages are received as nng's own (``recv_msg``): pynng's ``recv`` copies once more, and fails on empty ones.
+Messages are taken from nng itself: pynng's ``recv`` copies once more, and fails on empty ones; its ``recv_msg`` keeps
+something for each connection that has gone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pynng
+from pynng import ffi, lib
 from pynng.exceptions import check_err
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
@@ -42,6 +44,17 @@ CALM = 0.2
 BREATH = 0.01
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
+
+
+class Message(NamedTuple):
+    """One that came.
+
+    Attributes:
+        pipe: nng's name for the connection that it came by.
+    """
+
+    data: bytes
+    pipe: Any
 
 
 class Calls:
@@ -103,13 +116,13 @@ class Socket:
         """Raise Closed after :meth:`close`."""
         self._calls.check_open()
 
-    def receive_message(self, deadline: float) -> Any | None:
-        """One pynng.Message; None when the deadline, or a slice of the time until then, has passed.
+    def receive_message(self, deadline: float) -> Message | None:
+        """One message; None when the deadline, or a slice of the time until then, has passed.
 
         Raises:
             Closed: :meth:`close` was called.
         """
-        return self._attempt(self._socket.recv_msg, "recv_timeout", deadline)
+        return self._attempt(self._receive, "recv_timeout", deadline)
 
     def _attempt(self, call: Callable[[bool], Result], timeout: str, deadline: float) -> Result | None:
         """Call with a time-out that ends with the deadline, or after a slice; None if it ran out."""
@@ -123,11 +136,21 @@ class Socket:
             except (pynng.Timeout, pynng.TryAgain):
                 return None
 
+    def _receive(self, wait: bool) -> Message:
+        place = ffi.new("nng_msg **")
+        check_err(lib.nng_recvmsg(self._socket.socket, place, 0 if wait else lib.NNG_FLAG_NONBLOCK))
+        message = place[0]
+        try:
+            data = bytes(ffi.buffer(lib.nng_msg_body(message), lib.nng_msg_len(message)))
+            return Message(data, lib.nng_msg_get_pipe(message))
+        finally:
+            lib.nng_msg_free(message)
+
     def _give(self, end: kernel.socket) -> None:
         """Let nng have a connection, and close it."""
         try:
             listener = self._socket.listen("socket://").listener
-            check_err(pynng.lib.nng_listener_set_int(listener, b"socket:fd", end.fileno()))
+            check_err(lib.nng_listener_set_int(listener, b"socket:fd", end.fileno()))
         except pynng.NNGException as error:
             raise TransportError(f"cannot give nng a connection at {self.address}: {error}") from error
         end.detach()
@@ -146,6 +169,7 @@ class PairSocket(Socket):
     def __init__(self, socket: Any, address: str, peer: str, largest: int = 0) -> None:
         super().__init__(socket, address, largest)
         self.peer = peer
+        self._adopted_at = -math.inf
         self._watched: kernel.socket | None = None
         self._came = Event()
         self._left = Event()
@@ -161,6 +185,7 @@ class PairSocket(Socket):
         with self._calls:
             self._watched = end.dup()
             self._give(end)
+            self._adopted_at = time.monotonic()
 
     def meet(self, deadline: float) -> None:
         """Wait until the peer, too, has taken the connection over.
@@ -191,7 +216,7 @@ class PairSocket(Socket):
         """Close, after a handshake that is under way; what the sending queue holds is lost."""
         self._calls.end()
         if self._watched is not None:
-            self._came.wait(CALM)
+            self._came.wait(_remaining(self._adopted_at + CALM))
             self._watched.close()
         self._socket.close()
 
@@ -208,10 +233,7 @@ class PairSocket(Socket):
     def receive(self, deadline: float) -> bytes | None:
         """One message; None when the deadline, or a slice of the time until then, has passed."""
         message = self.receive_message(deadline)
-        if message is None:
-            return None
-        data: bytes = message.bytes
-        return data
+        return None if message is None else message.data
 
     def try_send(self, data: bytes, deadline: float) -> bool:
         """Send one message; False when the sending queue is full until the deadline, or for a slice of that time.
@@ -260,7 +282,7 @@ class ManySocket(Socket):
         super().__init__(pynng.Pair1(polyamorous=True), address)
         self._adopted = 0
         self._came = 0
-        self._latest = -math.inf
+        self._adopted_at = -math.inf
         self._unused: deque[Any] = deque()
         self._socket.add_post_pipe_connect_cb(self._note_who_came)
         self._socket.add_post_pipe_remove_cb(self._note_who_left)
@@ -276,20 +298,25 @@ class ManySocket(Socket):
                 self._unused.popleft().close()
             self._give(end)
             self._adopted += 1
-            self._latest = time.monotonic()
+            self._adopted_at = time.monotonic()
 
     def close(self) -> None:
         """Close, after a handshake that has just begun."""
         self._calls.end()
-        while self._came < self._adopted and time.monotonic() < self._latest + CALM:
+        while self._came < self._adopted and _remaining(self._adopted_at + CALM):
             time.sleep(BREATH)
         self._socket.close()
 
-    def answer(self, message: Any, data: bytes) -> None:
+    def answer(self, message: Message, data: bytes) -> None:
         """Send to where a message came from, if that is still there. nng drops it when too much waits there."""
-        with self._calls, contextlib.suppress(pynng.NNGException):  # it has gone
-            if message.pipe is not None:
-                message.pipe.send(data)
+        place = ffi.new("nng_msg **")
+        check_err(lib.nng_msg_alloc(place, 0))
+        answer = place[0]
+        check_err(lib.nng_msg_append(answer, data, len(data)))
+        lib.nng_msg_set_pipe(answer, message.pipe)
+        with self._calls:
+            if lib.nng_sendmsg(self._socket.socket, answer, 0):
+                lib.nng_msg_free(answer)  # which is ours while it is not sent
 
     def _note_who_came(self, _: Any) -> None:
         self._came += 1  # pynng lets one callback run at a time
@@ -299,8 +326,12 @@ class ManySocket(Socket):
             self._unused.append(pipe.listener)
 
 
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
 def _seconds(deadline: float) -> float:
-    return max(0.0, min(SLICE, deadline - time.monotonic()))
+    return min(SLICE, _remaining(deadline))
 
 
 def _milliseconds(deadline: float) -> int:
