@@ -47,6 +47,9 @@ from tpserve.testing.streams import (
 
 __all__ = ["PipeContract"]
 
+CROWD = 16
+"""Senders that come together, as tokenizers do when a server starts."""
+
 
 class PipeContract(LinkContract):
     """What :class:`tpserve.api.PipeSender` and :class:`tpserve.api.PipeReceiver` promise."""
@@ -150,6 +153,20 @@ class PipeContract(LinkContract):
         reading.result()
         assert receiver.recv_many(1, 1, time.monotonic() + 0.2) == []
         see_nothing_kept(standing, more * MEGABYTE)
+
+    def test_a_crowd_of_senders_is_let_in_together(self, lab: Lab, processes: None, pipes: None) -> None:
+        """All have come while the receiver stood still; each is heard when it goes on."""
+        address = lab.address()
+        child = lab.child("gather", address=address, count=CROWD).ready()
+        child.send(signal.SIGSTOP)
+        senders = [lab.transport().pipe_sender(address) for _ in range(CROWD)]
+        joining = [Task(sender.connect, soon()) for sender in senders]
+        time.sleep(BRIEFLY)
+        child.send(signal.SIGCONT)
+        for number, (task, sender) in enumerate(zip(joining, senders, strict=True)):
+            task.result()
+            sender.send(numbered(number), soon())
+        assert child.report() == {"numbers": list(range(CROWD)), "are_whole": True}
 
     @pytest.mark.slow
     def test_a_stopped_receiver_gets_a_burst_later(self, lab: Lab, processes: None, pipes: None) -> None:

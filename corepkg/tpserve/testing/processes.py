@@ -224,6 +224,17 @@ def collect(transport: Transport, address: str) -> None:
             received += 1
 
 
+def gather(transport: Transport, address: str, count: int) -> None:
+    """Read ``count`` numbered frames from a pipe, whoever sends them."""
+    end = transport.pipe_receiver(address)
+    _report(ready=True)
+    frames: list[bytes] = []
+    while len(frames) < count:
+        frames += end.recv_many(count - len(frames), 1 << 30, math.inf)
+    are_whole = all(frame == numbered(number_of(frame), len(frame)) for frame in frames)
+    _report(numbers=sorted(map(number_of, frames)), are_whole=are_whole)
+
+
 def feed(transport: Transport, address: str, count: int) -> None:
     """Send ``count`` numbered frames into a pipe, close in good order and leave."""
     end = transport.pipe_sender(address)
@@ -255,7 +266,7 @@ def sync_follow(make: SyncMaker, rank: int, **place: Any) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    role.__name__: role for role in (follow, lead, occupy, collect, feed, sync_lead, sync_follow)
+    role.__name__: role for role in (follow, lead, occupy, collect, gather, feed, sync_lead, sync_follow)
 }
 
 
