@@ -62,6 +62,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ended:
         ("tensor_parallel", "--requests none", "argument --requests: 'none' is not a whole number from 1 on"),
         ("sums", "--ranks 2", "so many GPUs are needed: 2; there are 0"),
         ("sums", "--ranks 0", "argument --ranks: '0' is not a whole number from 2 on"),
+        ("sums_cpu", "--ranks 1", "argument --ranks: '1' is not a whole number from 2 on"),
         ("sums", "--tiles 4096", "argument --tiles: '4096' is not BLOCKxWARPS"),
         ("trace", "", "the following arguments are required: DIR/rank0.json"),
         ("trace", "nowhere", "nowhere cannot be read: No such file or directory"),
