@@ -74,8 +74,8 @@ class ShmComm(Comm):
         """Gather ``[n, d]`` of all ranks side by side."""
         rows, columns = tensor.shape
         gathered = tensor.new_empty(rows, self.context.size, columns)
-        wide = min(columns, PART // tensor.itemsize)
-        high = PART // tensor.itemsize // max(1, wide)
+        wide = max(1, min(columns, PART // tensor.itemsize))
+        high = PART // tensor.itemsize // wide
         with self._operation("all_gather") as memory:
             for row in range(0, rows, high):
                 for column in range(0, columns, wide):
@@ -83,7 +83,7 @@ class ShmComm(Comm):
                     parts = self._exchange(memory, block)
                     for rank, part in enumerate(parts):
                         gathered[row : row + high, rank, column : column + wide] = part
-        return gathered.view(rows, -1)
+        return gathered.view(rows, self.context.size * columns)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Replace the content with that of rank ``source``, in place."""
