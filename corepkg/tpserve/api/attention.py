@@ -4,6 +4,10 @@ A backend is planned once a step and run once a layer. Query tokens of all seque
 has ``query_lens[i]`` of them, the last of its ``kv_lens[i]`` cached tokens, and attention is causal.
 The KV store happens before :meth:`Attention.run` (the ``ops`` kind does it), so the cache already holds the new tokens.
 
+**The guarantee**: what a cell holds does not matter to a sequence none of whose new tokens sees it. Pages are used
+again as they are, so such cells, in a sequence's own pages too, may hold anything, NaN and infinity included: to weigh
+them with 0 is not enough.
+
 A CUDA graph can hold the decode of a backend whose capability ``cuda_graph`` says so. :meth:`Attention.plan` comes in
 two halves there: :meth:`Attention.replay`, what the host does before each replay, and :meth:`Attention.capture`, which
 is recorded.

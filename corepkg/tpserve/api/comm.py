@@ -49,6 +49,8 @@ class CommContext(msgspec.Struct, frozen=True):
 class Comm(ABC):
     """Collective operations over one group.
 
+    Tensors may be empty: of no rows, or of rows of nothing.
+
     Every operation raises DeadlineExceeded when a peer is silent for ``context.timeout`` seconds, PeerLost when one has
     gone, and Closed after :meth:`close`.
 

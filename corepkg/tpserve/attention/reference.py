@@ -3,6 +3,9 @@
 Sequences with one new token are computed together, their caches gathered and padded to the longest; every other
 sequence is computed on its own. Where its pages lie one after the other in the pool (on the CPU, where it costs nothing
 to look), its cache is read in place.
+
+Only cells that a sequence sees are read, for it: what else the cache holds may be NaN, which a weight of 0 does not
+undo. What pads a sequence is its own last token.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ __all__ = ["Part", "TorchAttention"]
 
 _BLOCK = 512
 """Query rows that share one masked product; bounds the mask's size."""
+
+_ALIGNED = 16
+"""What the number of cells of padded sequences is a multiple of."""
 
 
 class Part(Protocol):
@@ -83,20 +89,14 @@ class _Adjacent:
 
 @dataclass(frozen=True, slots=True)
 class _Scattered:
-    """The cells of ``sequences`` sequences, equally many pages each: int64 ``[sequences * pages]``.
+    """Cells of one sequence or of several, equally many each: int64 ``[sequences, cells]``, numbers in the pool."""
 
-    Of each sequence's cells, those before ``first`` and after the ``count`` from there on are left out.
-    """
-
-    pages: torch.Tensor
-    sequences: int
-    first: int
-    count: int
+    cells: torch.Tensor
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:
         """A copy ``[sequences, kv_heads, cells, head_dim]``."""
-        cells = cache.index_select(0, self.pages).view(self.sequences, -1, *cache.shape[2:])
-        return cells.narrow(1, self.first, self.count).transpose(1, 2)
+        pool = cache.view(-1, *cache.shape[2:])
+        return pool.index_select(0, self.cells.view(-1)).view(*self.cells.shape, *pool.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +185,12 @@ def _plan_singles(shape: AttentionShape, batch: AttentionBatch, indices: list[in
         chosen = _indices(indices, slots.device)
         slots, ends = slots[chosen], ends[chosen]
     firsts = (ends - shape.sliding_window).clamp_(min=0) if shape.sliding_window else torch.zeros_like(ends)
-    first_pages, last_pages = firsts // shape.page_size, (ends - 1) // shape.page_size
     seen = max(batch.kv_lens[i] - _first_seen(shape, batch.kv_lens[i] - 1) for i in indices)
-    # A window that begins inside a page touches one page more.
-    width = -(-seen // shape.page_size) + bool(shape.sliding_window)
-    numbers = torch.minimum(first_pages + torch.arange(width, device=ends.device), last_pages)
-    pages = batch.page_table[slots, numbers].flatten().long()
-    positions = first_pages * shape.page_size + torch.arange(width * shape.page_size, device=ends.device)
-    mask = _mask_of((positions < firsts) | (positions >= ends), shape).view(len(indices), 1, 1, -1)
-    return _SinglesPart(_Scattered(pages, len(indices), 0, width * shape.page_size), mask, shape)
+    # Masks of other widths are copied once a layer, by torch on CUDA.
+    width = -(-seen // _ALIGNED) * _ALIGNED
+    positions = firsts + torch.arange(width, device=ends.device)
+    mask = _mask_of(positions >= ends, shape).view(len(indices), 1, 1, -1)
+    return _SinglesPart(_scattered(shape, batch, slots, torch.minimum(positions, ends - 1)), mask, shape)
 
 
 def _indices(values: list[int], device: torch.device) -> torch.Tensor:
@@ -221,13 +218,21 @@ def _find_cells(
     shape: AttentionShape, batch: AttentionBatch, index: int, first: int, end: int
 ) -> _Adjacent | _Scattered:
     """Where positions ``first`` … ``end - 1`` of one sequence are."""
-    page, offset = divmod(first, shape.page_size)
-    pages = batch.page_table[batch.slots[index], page : -(-end // shape.page_size)]
-    if not pages.is_cuda:
-        numbers = pages.tolist()
+    slot = batch.slots[index]
+    if not batch.page_table.is_cuda:
+        page, offset = divmod(first, shape.page_size)
+        numbers = batch.page_table[slot, page : -(-end // shape.page_size)].tolist()
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             return _Adjacent(numbers[0] * shape.page_size + offset, end - first)
-    return _Scattered(pages.long(), 1, offset, end - first)
+    return _scattered(shape, batch, slot, torch.arange(first, end, device=batch.page_table.device).unsqueeze(0))
+
+
+def _scattered(
+    shape: AttentionShape, batch: AttentionBatch, slots: torch.Tensor | int, positions: torch.Tensor
+) -> _Scattered:
+    """Where positions ``[sequences, cells]`` of the sequences in some slots are."""
+    pages = batch.page_table[slots, positions // shape.page_size].long()
+    return _Scattered(pages * shape.page_size + positions % shape.page_size)
 
 
 def _attend(

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -40,25 +40,39 @@ class _Trace(msgspec.Struct, frozen=True):
     events: list[dict[str, Any]] = msgspec.field(name="traceEvents")
 
 
+class _Run(msgspec.Struct, frozen=True, order=True):
+    """What ran on the GPU; µs."""
+
+    ts: float
+    dur: Annotated[float, msgspec.Meta(ge=0)]
+    name: str
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+
 def read_trace(path: Path) -> Gpu:
     """Read a trace in Chrome's format.
 
     Raises:
-        ValueError: it is no such trace, or nothing of it ran on a GPU.
+        ValueError: it is no such trace, or nothing of it ran on a GPU for any time.
         OSError: it cannot be read.
     """
     try:
         events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
-        ran = sorted((each["ts"], each["dur"], each["name"]) for each in events if each.get("cat") in ON_GPU)
-    except (msgspec.DecodeError, KeyError) as error:
+        ran = sorted(msgspec.convert(each, _Run) for each in events if each.get("cat") in ON_GPU)
+    except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no trace in Chrome's format: {error}") from None
     if not ran:
         raise ValueError(f"nothing in {path} ran on a GPU")
     kernels: dict[str, list[float]] = defaultdict(list)
-    for _, duration, name in ran:
-        kernels[name].append(duration * 1e-6)
-    gaps = sorted(_gaps((start, start + duration) for start, duration, _ in ran), reverse=True)
-    seconds = (max(start + duration for start, duration, _ in ran) - ran[0][0]) * 1e-6
+    for run in ran:
+        kernels[run.name].append(run.dur * 1e-6)
+    gaps = sorted(_gaps((run.ts, run.end) for run in ran), reverse=True)
+    seconds = (max(run.end for run in ran) - ran[0].ts) * 1e-6
+    if not seconds:
+        raise ValueError(f"what {path} says to have run on a GPU took no time")
     ranked = sorted(kernels.items(), key=lambda kernel: -sum(kernel[1]))
     return Gpu(seconds, sum(gaps) / seconds, gaps, {name: (sum(each), len(each)) for name, each in ranked})
 

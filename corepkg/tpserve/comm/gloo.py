@@ -41,7 +41,9 @@ class GlooComm(Comm):
         rows, columns = tensor.shape
         gathered = tensor.new_empty(self.context.size * rows, columns)
         self._do("all_gather", lambda: self._group._allgather_base(gathered, tensor.contiguous()))
-        return gathered.view(self.context.size, rows, columns).transpose(0, 1).reshape(rows, -1)
+        return (
+            gathered.view(self.context.size, rows, columns).transpose(0, 1).reshape(rows, self.context.size * columns)
+        )
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Replace the content with that of rank ``source``, in place."""

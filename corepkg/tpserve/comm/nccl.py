@@ -68,7 +68,7 @@ class NcclComm(Comm):
         gathered = tensor.new_empty(self.context.size, rows, columns)
         with self._operation("all_gather") as nccl:
             nccl.all_gather(tensor.contiguous(), gathered)
-        return gathered.transpose(0, 1).reshape(rows, -1)
+        return gathered.transpose(0, 1).reshape(rows, self.context.size * columns)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Replace the content with that of rank ``source``, in place."""

@@ -28,8 +28,8 @@ __all__ = ["ShmComm"]
 
 LINE = 64
 WORDS = LINE // 8
-ROOMY = 1
-"""The word beside that of rank 0."""
+ROOMY, LOST = 1, 2
+"""The words beside that of rank 0."""
 PART = 1 << 20
 """Bytes of one part; what is larger goes in several."""
 
@@ -74,8 +74,8 @@ class ShmComm(Comm):
         """Gather ``[n, d]`` of all ranks side by side."""
         rows, columns = tensor.shape
         gathered = tensor.new_empty(rows, self.context.size, columns)
-        wide = min(columns, PART // tensor.itemsize)
-        high = PART // tensor.itemsize // max(1, wide)
+        wide = max(1, min(columns, PART // tensor.itemsize))
+        high = PART // tensor.itemsize // wide
         with self._operation("all_gather") as memory:
             for row in range(0, rows, high):
                 for column in range(0, columns, wide):
@@ -83,7 +83,7 @@ class ShmComm(Comm):
                     parts = self._exchange(memory, block)
                     for rank, part in enumerate(parts):
                         gathered[row : row + high, rank, column : column + wide] = part
-        return gathered.view(rows, -1)
+        return gathered.view(rows, self.context.size * columns)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Replace the content with that of rank ``source``, in place."""
@@ -158,7 +158,7 @@ class ShmComm(Comm):
                 # It was asked after the last sleep, and has published nothing since.
                 lost = self._meeting.lost()
                 if lost is not None and memory.published(rank) < self._turn:
-                    raise PeerLost(f"rank {lost} has gone")
+                    raise PeerLost(f"rank {memory.first_lost(lost)} has gone")
             remaining = begun + self.context.timeout - now
             if remaining <= 0:
                 raise DeadlineExceeded(f"rank {rank} is silent for {self.context.timeout:g} s")
@@ -174,7 +174,7 @@ def _chunks(whole: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 class _Memory:
-    """A word for each rank, one that says whether each has a core to itself, and two places for parts."""
+    """A word for each rank, one for whether all have a core of their own, one for who is lost, and places for parts."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
@@ -214,6 +214,14 @@ class _Memory:
     @is_roomy.setter
     def is_roomy(self, is_roomy: bool) -> None:
         self._words[ROOMY] = is_roomy
+
+    def first_lost(self, rank: int) -> int:
+        """The first rank that anybody has found to have gone: ``rank``, if nobody has told of another.
+
+        Followers see the leader go alone, and it may go because another has.
+        """
+        self._words[LOST] = self._words[LOST] or rank + 1
+        return self._words[LOST] - 1
 
     def publish(self, rank: int, count: int) -> None:
         """Say that a rank's part is there, and wake who waits for it."""

@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
 
         Args:
             config: the settings.
-            notify: told in one line what takes long.
+            notify: told in one line what takes long, and what serves in the place of kernels that cannot be compiled.
             offline: messages stay in one process.
 
         Raises:
@@ -53,9 +53,12 @@ class Plan(msgspec.Struct, frozen=True):
         folder = resolve_model(config.model, config.load_format, notify=notify)
         model = ModelConfig.from_folder(folder.path)
         accelerators = find_accelerators()
-        if _may_take_kernels(config, accelerators):
-            prepare(notify)
-        return Plan(config, folder, model, resolve(config, model, registry, accelerators, offline=offline))
+        flaw = prepare(notify) if _may_take_kernels(config, accelerators) else None
+        composition = resolve(config, model, registry, accelerators, offline=offline)
+        if flaw:
+            attention, ops = composition.attention.name, composition.ops.name
+            notify(f"without the CPU kernels, attention.{attention} and ops.{ops} serve: {flaw}")
+        return Plan(config, folder, model, composition)
 
     def post(self, layout: Layout, index: int = 0) -> Post:
         """What one process needs to know."""

@@ -39,16 +39,17 @@ for name in sys.argv[2:]:
 """
 
 
-def prepare(notify: Callable[[str], None]) -> None:
-    """Compile the kernels unless that has been done, and say so; a failure is for :func:`probe` to tell."""
+def prepare(notify: Callable[[str], None]) -> str | None:
+    """Compile the kernels unless that has been done, and say so; why it fails, or None."""
     try:
         compiler = _compiler()
         folder = _folder(compiler)
         if not is_built(folder, _is_whole):
             notify(f"compiling the CPU kernels into {folder} (once, some seconds)")
             _build(compiler, folder, _is_whole)
-    except UserError:
-        return
+    except UserError as error:
+        return _told(error)
+    return None
 
 
 def built_library() -> Path:
@@ -72,8 +73,13 @@ def probe() -> str | None:
         compiler = _compiler()
         _build(compiler, _folder(compiler), _is_loadable)
     except UserError as error:
-        return f"{error.message}: {error.hint[:1].lower()}{error.hint[1:]}" if error.hint else error.message
+        return _told(error)
     return None
+
+
+def _told(error: UserError) -> str:
+    """What is wrong and what to do about it, in one line."""
+    return f"{error.message}: {error.hint[:1].lower()}{error.hint[1:]}" if error.hint else error.message
 
 
 def _compiler() -> list[str]:

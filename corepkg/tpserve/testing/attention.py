@@ -47,7 +47,7 @@ _LARGE: dict[str, list[tuple[int, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """A random batch over a shuffled cache whose unused cells hold large numbers."""
+    """A random batch over a shuffled cache; cells that none of its tokens sees all hold one number."""
 
     shape: AttentionShape
     batch: AttentionBatch
@@ -56,7 +56,9 @@ class AttentionCase:
     v_cache: torch.Tensor
 
     @staticmethod
-    def random(shape: AttentionShape, lengths: list[tuple[int, int]], seed: int = 0) -> AttentionCase:
+    def random(
+        shape: AttentionShape, lengths: list[tuple[int, int]], seed: int = 0, unseen: float = 1000.0
+    ) -> AttentionCase:
         """Make a batch of sequences with the given (new tokens, cached tokens)."""
         generator = torch.Generator().manual_seed(seed)
         query_lens, kv_lens = [q for q, _ in lengths], [kv for _, kv in lengths]
@@ -64,12 +66,12 @@ class AttentionCase:
         pool = torch.randperm(sum(needed) + 3, generator=generator).tolist()
         slots = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)].tolist()
         table = torch.zeros(len(lengths) + 2, -(-shape.max_context // shape.page_size), dtype=torch.int32)
-        cells = torch.full((2, len(pool), shape.page_size, shape.kv_heads, shape.head_dim), 1000.0)
-        for slot, count, length in zip(slots, needed, kv_lens, strict=True):
+        cells = torch.full((2, len(pool), shape.page_size, shape.kv_heads, shape.head_dim), unseen)
+        for slot, count, new, length in zip(slots, needed, query_lens, kv_lens, strict=True):
             pages = [pool.pop() for _ in range(count)]
             table[slot, :count] = torch.tensor(pages)
             drawn = torch.randn(2, length, shape.kv_heads, shape.head_dim, generator=generator)
-            for position in range(length):
+            for position in range(_first_seen(shape, new, length), length):
                 cells[:, pages[position // shape.page_size], position % shape.page_size] = drawn[:, position]
         query = torch.randn(sum(query_lens), shape.q_heads, shape.head_dim, generator=generator)
         dtype = getattr(torch, shape.dtype)
@@ -94,15 +96,20 @@ def attention_oracle(case: AttentionCase) -> torch.Tensor:
     table = batch.page_table.cpu().long()
     rows = []
     for slot, new, end in zip(batch.slots, torch.split(query, batch.query_lens), batch.kv_lens, strict=True):
-        pages = table[slot, : -(-end // shape.page_size)]
-        keys, values = (c[pages].flatten(0, 1)[:end].repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
-        distance = torch.arange(end - len(new), end).unsqueeze(1) - torch.arange(end)
+        pages, first = table[slot, : -(-end // shape.page_size)], _first_seen(shape, len(new), end)
+        keys, values = (c[pages].flatten(0, 1)[first:end].repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
+        distance = torch.arange(end - len(new), end).unsqueeze(1) - torch.arange(first, end)
         seen = (distance >= 0) & (distance < (shape.sliding_window or end))
         scores = torch.einsum("qhd,thd->hqt", new, keys) * shape.scale
         if shape.soft_cap:
             scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
         rows.append(torch.einsum("hqt,thd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(dim=2), values))
     return torch.cat(rows)
+
+
+def _first_seen(shape: AttentionShape, new: int, end: int) -> int:
+    """The first position that the new tokens of a sequence see."""
+    return max(0, end - new + 1 - shape.sliding_window) if shape.sliding_window else 0
 
 
 class AttentionContract(ABC):
@@ -130,6 +137,7 @@ class AttentionContract(ABC):
             "window": [1, 5, 48] if offered.sliding_window else [],
             "soft_cap": [0.5, 20.0] if offered.soft_cap else [],
             "heads": [(4, 4), (9, 3), (8, 1), (5, 1)],
+            "unseen": [torch.nan, torch.inf],
             "lengths": list(_BATCHES),
             "large": list(_LARGE),
             "graph_heads": [h for h in ((6, 2, 64), (16, 8, 128)) if h[2] in (offered.head_dims or h)],
@@ -196,6 +204,16 @@ class AttentionContract(ABC):
         """Every kind of batch, with scores bounded tightly and loosely."""
         shape = self.shape(soft_cap=soft_cap)
         self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths]))
+
+    def test_what_a_sequence_does_not_see_does_not_matter(self, unseen: float, lengths: str) -> None:
+        """Pages are used again as they are, and somebody's NaN or infinity may be left in them."""
+        shape = self.shape()
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths], unseen=unseen))
+
+    def test_what_a_window_excludes_does_not_matter(self, unseen: float, window: int, lengths: str) -> None:
+        """Nor do cells of the sequence itself, before the first that one of its new tokens sees."""
+        shape = self.shape(sliding_window=window)
+        self.check(self.make(shape), AttentionCase.random(shape, _BATCHES[lengths], unseen=unseen))
 
     def test_large_batches(self, large: str) -> None:
         """Many sequences, and one of a long context."""

@@ -119,6 +119,20 @@ class CommContract:
         expected = torch.cat([self.draw(rank, 3, 8)[:, 2:5] for rank in range(size)], dim=1)
         assert all(torch.equal(expected, each) for each in found)
 
+    @pytest.mark.parametrize(("rows", "columns"), [(0, 5), (3, 0)])
+    def test_empty_tensors(self, ranks: Ranks, rows: int, columns: int) -> None:
+        """Of no rows, or of rows of nothing; and the ranks are at one after that."""
+
+        def work(comm: Comm) -> None:
+            mine = self.mine(comm, rows, columns, dtype=torch.bfloat16)
+            found = [comm.all_reduce(mine.clone()), comm.broadcast(mine), comm.all_gather(mine)]
+            assert [each.shape for each in found] == [(rows, columns), (rows, columns), (rows, 2 * columns)]
+            assert all(each.dtype == mine.dtype and each.device == mine.device for each in found)
+            assert comm.min(comm.context.rank) == 0
+            assert float(comm.all_reduce(torch.ones(1).to(comm.context.device))) == 2.0
+
+        ranks(2, work)
+
     @pytest.mark.parametrize("source", [0, 1, 2])
     def test_broadcast_replaces_in_place(self, ranks: Ranks, source: int) -> None:
         """From any rank, of any dtype."""

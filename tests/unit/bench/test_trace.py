@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tpserve.bench.trace import read_trace
+from tpserve.bench.trace import main, read_trace
 
 
 def write(path: Path, *events: tuple[str, str, float, float]) -> Path:
@@ -31,6 +31,33 @@ def test_gaps_are_where_nothing_runs(tmp_path: Path) -> None:
     assert gpu.idle == pytest.approx(0.15)
     assert list(gpu.kernels) == ["a", "c", "b"]
     assert gpu.kernels["a"] == (pytest.approx(150e-6), 2)
+
+
+EVENT = {"cat": "kernel", "name": "a", "ts": 1, "dur": 1}
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ({**EVENT, "ts": "x"}, "Expected `float`, got `str`"),
+        ({**EVENT, "name": None}, "Expected `str`, got `null`"),
+        ({**EVENT, "dur": -1}, "Expected `float` >= 0"),
+        ({"cat": "kernel", "name": "a", "ts": 1}, "missing required field `dur`"),
+        (5, "Expected `object`, got `int`"),
+        ({**EVENT, "dur": 0}, "took no time"),
+    ],
+)
+def test_what_is_no_trace_of_a_gpu_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], event: object, says: str
+) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"traceEvents": [event]}))
+    with pytest.raises(ValueError, match=says):
+        read_trace(file)
+    monkeypatch.setattr("sys.argv", ["trace", str(file)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_trace_of_a_cpu_is_refused(tmp_path: Path) -> None:

@@ -129,6 +129,13 @@ def test_small_sums_are_our_own(tmp_path: Path) -> None:
     assert on_ranks(tmp_path, sums) == [own + theirs] * 2
 
 
+def test_nothing_can_be_gathered(tmp_path: Path) -> None:
+    def work(comm: Any, launched: list[str]) -> list[torch.Size]:
+        return [comm.all_gather(torch.ones(shape)).shape for shape in ((0, 5), (3, 0))]
+
+    assert on_ranks(tmp_path, work) == [[(0, 10), (3, 0)]] * 2
+
+
 def test_where_a_gpu_cannot_write_to_another_all_sums_are_those_of_nccl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

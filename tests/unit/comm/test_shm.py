@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from tpserve.api import Comm, CommContext, CommSpec
+from tpserve.api import Comm, CommContext, CommSpec, PeerLost
 from tpserve.comm.options import ShmCommOptions
 from tpserve.comm.shm import PART, SHAPES, ShmComm
 from tpserve.plugins.builtin import tpserve_comms
@@ -72,6 +73,26 @@ class TestShm(CommContract):
 
         ranks(2, work)
         assert bool(looked) is looks
+
+
+def test_all_ranks_name_the_one_that_went_first(tmp_path: Path) -> None:
+    """One follower does not see another go, but the leader, who went for that reason."""
+
+    def rank(number: int) -> str:
+        comm = ShmComm(ShmCommOptions(), CommContext(number, 3, tmp_path, "comm", "cpu", timeout=30.0))
+        with closing(comm):
+            if number == 2:
+                return ""
+            with pytest.raises(PeerLost) as lost:
+                comm.min(1)
+            return str(lost.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(rank, range(3))) == [
+            "rank 0 of 3, min: rank 2 has gone",
+            "rank 1 of 3, min: rank 2 has gone",
+            "",
+        ]
 
 
 def test_nothing_is_left_in_the_directory(tmp_path: Path) -> None:

@@ -39,6 +39,28 @@ class NearSighted(TorchAttention):
         super().__init__(options, replace(shape, sliding_window=shape.sliding_window or 1000))
 
 
+class ZeroWeight(TorchAttention):
+    """Weighs all cells of the pool that are not seen with 0."""
+
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        return super().run(query, k_cache, v_cache) + 0 * v_cache.sum()
+
+
+class ZeroWeightBeforeTheWindow(TorchAttention):
+    """Weighs what comes before the window with 0."""
+
+    def __init__(self, options: Options, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self._all = TorchAttention(options, replace(shape, sliding_window=0))
+
+    def plan(self, batch: AttentionBatch) -> None:
+        super().plan(batch)
+        self._all.plan(batch)
+
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        return super().run(query, k_cache, v_cache) + 0 * self._all.run(query, k_cache, v_cache)
+
+
 class PeriodicNoise(TorchOps):
     """Has the same noise for every 32,768th token."""
 

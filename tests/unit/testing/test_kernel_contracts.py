@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import pytest
@@ -40,6 +41,10 @@ class Ops(OpsContract):
         ("FirstEight", "test_large_batches", ("many prompts",)),
         ("NearSighted", "test_large_batches", ("far decode",)),
         ("NearSighted", "test_large_batches", ("far chunk",)),
+        ("ZeroWeight", "test_what_a_sequence_does_not_see_does_not_matter", (math.nan, "decode")),
+        ("ZeroWeight", "test_what_a_sequence_does_not_see_does_not_matter", (math.inf, "mixed")),
+        ("ZeroWeightBeforeTheWindow", "test_what_a_window_excludes_does_not_matter", (math.nan, 5, "decode")),
+        ("ZeroWeightBeforeTheWindow", "test_what_a_window_excludes_does_not_matter", (math.inf, 48, "chunk")),
     ],
 )
 def test_a_faulty_attention_is_found(fault: str, test: str, arguments: tuple[Any, ...]) -> None:
