@@ -8,9 +8,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import msgspec
 
@@ -90,7 +91,9 @@ def is_built(target: Path, is_whole: Callable[[Path], bool] = _is_there) -> bool
     with in_cache(target):
         if is_whole(target):
             return True
-        _open_lock(target).close()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=target.parent):
+            pass
     return False
 
 
@@ -118,13 +121,7 @@ def build_once(
     with in_cache(target):
         if is_whole(target):
             return
-        lock = _open_lock(target)
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(target, waiting):
         with in_cache(target):
             if is_whole(target):
                 return
@@ -136,6 +133,38 @@ def build_once(
                 _put(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(target: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder, a file that is there only meanwhile."""
+    path = target.with_name(f"{target.name}.lock")
+    while True:
+        with in_cache(target):
+            lock = _open_lock(path)
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Who held it removed its file, if not killed. What was waited for is then no lock any more: others may hold
+            # the file that is there now. Only who holds that one removes it, and so before letting go.
+            if not _is_at(lock, path):
+                continue
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # one that stays is in nobody's way
+                    path.unlink()
+            return
+
+
+def _is_at(file: TextIOWrapper, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _put(partial: Path, target: Path) -> None:
@@ -188,9 +217,9 @@ def _remember(note: Path, known: _Known) -> None:
         return
 
 
-def _open_lock(target: Path) -> TextIOWrapper:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f"{target.name}.lock").open("w")
+def _open_lock(path: Path) -> TextIOWrapper:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("w")
 
 
 @contextmanager

@@ -21,13 +21,17 @@ from tpserve.errors import ModelError, UserError
 from tpserve.models.config import DType, ModelConfig
 from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
+from tpserve.weights.layout import check_shapes, stored_shapes
 
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-CONVERTER_VERSION = 1
-"""Part of the cache's key; raised when the folders that come out change."""
+CONVERTER_VERSION = 2
+"""Part of the cache's key; raised when the folders that come out change, or fewer files are taken."""
+
+SPARE = "attn_rot_embd.weight"
+"""Rotary frequencies, which old files have in each layer; they follow from the metadata."""
 
 
 def main() -> None:
@@ -100,6 +104,8 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     # Handed on, or each call would parse the file again for it.
     where["config"] = transformers.AutoConfig.from_pretrained(**where)
+    where["config"].save_pretrained(folder)
+    _check_tensors(header, _config(folder), gguf)
     transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     # Releases that have this class keep weights packed unless told not to; older ones know no other way.
     if hasattr(transformers, "GgufConfig"):
@@ -107,6 +113,25 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     ModelConfig.from_folder(folder)
+
+
+def _config(folder: Path) -> ModelConfig:
+    try:
+        return ModelConfig.from_folder(folder)
+    except ModelError as error:  # names a folder that will be gone, and what is wrong is not in there
+        said = error.message.replace(f"{folder / 'config.json'}:", "by its metadata,")
+        raise ModelError(said, error.hint) from error
+
+
+def _check_tensors(header: GgufHeader, config: ModelConfig, gguf: Any) -> None:
+    """Refuse a file whose tensors are not the model's: transformers draws at random what it does not find."""
+    architecture = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[header.architecture]
+    names = gguf.get_tensor_name_map(architecture, config.layers)
+    expected = {
+        names.get_name(name, try_suffixes=(".weight", ".bias")): shape for name, shape in stored_shapes(config).items()
+    }
+    spare = [name for name in header.tensors if name.endswith(SPARE)]
+    check_shapes("the file", "its metadata", config, expected, header.tensors, spare)
 
 
 def _parse(reader: Callable[[Any], Any], source: Any) -> Any:

@@ -31,12 +31,12 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
     Attributes:
         metadata: its keys and values; arrays are left out.
-        tensor_names: all tensors.
+        tensors: the shapes of all tensors, rows first.
         matrix_types: the type numbers of tensors with two or more dimensions.
     """
 
     metadata: dict[str, Any]
-    tensor_names: set[str]
+    tensors: dict[str, tuple[int, ...]]
     matrix_types: set[int]
 
     @property
@@ -63,6 +63,7 @@ def read_header(path: Path) -> GgufHeader:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     _refuse_what_conversion_loses(path, header)
+    _check_layers(path, header)
     return header
 
 
@@ -79,17 +80,16 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
         if value is not None:
             metadata[name] = value
 
-    names, types = set(), set()
+    shapes, types = {}, set()
     for _ in range(tensors):
-        names.add(_string(file, size))
-        dimensions = _scalar(file, "<I")
-        for _ in range(dimensions):
-            _scalar(file, "<Q")
+        name = _string(file, size)
+        dimensions = [_scalar(file, "<Q") for _ in range(_scalar(file, "<I"))]
+        shapes[name] = tuple(reversed(dimensions))  # the file has the length of a row first
         kind = _scalar(file, "<I")
         _scalar(file, "<Q")
-        if dimensions > 1:
+        if len(dimensions) > 1:
             types.add(kind)
-    return GgufHeader(metadata, names, types)
+    return GgufHeader(metadata, shapes, types)
 
 
 def _value(file: BinaryIO, kind: int, size: int) -> Any:
@@ -133,8 +133,19 @@ def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
         )
     if header.key("expert_count"):
         raise ModelError(f"{path} holds a mixture of experts, which is not supported")
-    if "rope_freqs.weight" in header.tensor_names or header.key("rope.scaling.type") not in (None, "none"):
+    if "rope_freqs.weight" in header.tensors or header.key("rope.scaling.type") not in (None, "none"):
         raise ModelError(
             f"{path} needs scaled rotary positions, which its conversion would lose",
             "Use the model's folder with config.json and safetensors files instead",
+        )
+
+
+def _check_layers(path: Path, header: GgufHeader) -> None:
+    """Before anything is made for as many layers as a damaged file may claim."""
+    claimed = header.key("block_count") or 0
+    found = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
+    if claimed != len(found):
+        raise ModelError(
+            f"{path} has tensors of {len(found)} layers, and {claimed} by its {header.architecture}.block_count",
+            "The file is damaged or incomplete",
         )

@@ -1,15 +1,22 @@
-"""Which part of which stored tensor goes where: from Hugging Face names to those of :mod:`tpserve.weights.loader`."""
+"""Which part of which stored tensor goes where: from Hugging Face names to those of :mod:`tpserve.weights.loader`.
+
+Knows no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from tpserve.distributed.partition import Partition, Range
+from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
 
-__all__ = ["Part", "Target", "targets"]
+__all__ = ["Part", "Shapes", "Target", "check_shapes", "stored_shapes", "targets"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of tensors, by name."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -60,6 +67,46 @@ def targets(config: ModelConfig, partition: Partition) -> Iterator[Target]:
     yield _vector("norm.weight", "model.norm.weight", config.hidden)
     if not config.tie_embeddings:
         yield _vocabulary("head.weight", "lm_head.weight", config, partition)
+
+
+def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """All tensors that a model's files must have."""
+    whole = targets(config, Partition.of(config, 1, 0))
+    return {part.source: part.shape for target in whole for part in target.parts}
+
+
+def check_shapes(
+    where: str, said_by: str, config: ModelConfig, expected: Shapes, found: Shapes, spare: Iterable[str]
+) -> None:
+    """Hold a model's tensors against those that it must have.
+
+    Args:
+        where: what holds them, for messages.
+        said_by: what the model's shape was read from, for messages.
+        config: that shape.
+        expected: those that it must have.
+        found: those that it has.
+        spare: names that it may have beside them.
+
+    Raises:
+        ModelError: tensors are missing, unknown or of another shape.
+    """
+    layers = f"{config.layers} layer{'' if config.layers == 1 else 's'}"
+    model = f"By {said_by} it is a {config.architecture} of {layers}, which"
+    missing = sorted(expected.keys() - found.keys())
+    if missing:
+        raise ModelError(f"{where} lacks {_list(missing)}", f"{model} needs them")
+    extra = sorted(found.keys() - expected.keys() - set(spare))
+    if extra:
+        raise ModelError(f"{where} has {_list(extra)}", f"{model} has no such")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ModelError(f"{where}: {name} has shape {list(found[name])}, and {said_by} makes it {list(shape)}")
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"
 
 
 def _attention(config: ModelConfig, partition: Partition, here: str, there: str) -> Iterator[Target]:

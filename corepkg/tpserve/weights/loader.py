@@ -48,7 +48,7 @@ from tpserve.distributed.partition import Partition
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
 from tpserve.weights.files import TensorFiles
-from tpserve.weights.layout import Target, targets
+from tpserve.weights.layout import Target, check_shapes, stored_shapes, targets
 
 __all__ = ["Progress", "load_shard", "shard_bytes"]
 
@@ -80,10 +80,9 @@ def load_shard(
     Raises:
         ModelError: tensors are missing, unknown, of another shape than ``config`` says, or not floating-point.
     """
-    wanted = list(targets(config, partition))
+    wanted = [target for target in targets(config, partition) if target.wanted]
     with TensorFiles(folder) as files:
-        _check(files, config, wanted)
-        wanted = [target for target in wanted if target.wanted]
+        _check(files, config)
         total = sum(_bytes(target, dtype) for target in wanted)
         done = 0
         tensors = {}
@@ -102,22 +101,14 @@ def shard_bytes(config: ModelConfig, partition: Partition, dtype: torch.dtype) -
     return sum(_bytes(target, dtype) for target in targets(config, partition) if target.wanted)
 
 
-def _check(files: TensorFiles, config: ModelConfig, wanted: list[Target]) -> None:
-    expected = {part.source: part.shape for target in wanted for part in target.parts}
-    found = files.names()
-    missing = [name for name in expected if name not in set(found)]
-    if missing:
-        raise ModelError(f"{files.folder} lacks {_list(missing)}", f"A {config.architecture} needs them")
-    extra = [name for name in found if name not in expected and not _is_redundant(name, config)]
-    if extra:
-        raise ModelError(f"{files.folder} has {_list(extra)}", f"A {config.architecture} of this config has no such")
-    for name, shape in expected.items():
-        if files.shape(name) != shape:
-            raise ModelError(
-                f"{files.folder}: {name} has shape {list(files.shape(name))}, and config.json makes it {list(shape)}"
-            )
+def _check(files: TensorFiles, config: ModelConfig) -> None:
+    expected = stored_shapes(config)
+    found = {name: files.shape(name) for name in files.names()}
+    spare = [name for name in found if _is_redundant(name, config)]
+    check_shapes(str(files.folder), "config.json", config, expected, found, spare)
+    for name in expected:
         if not files.is_float(name):
-            raise ModelError(f"{files.folder}: {name} is not stored as float32, bfloat16 or float16")
+            raise ModelError(f"{files.folder}: {name} is not stored as float64, float32, bfloat16 or float16")
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
@@ -137,8 +128,3 @@ def _assemble(files: TensorFiles, target: Target, dtype: torch.dtype, device: st
 
 def _bytes(target: Target, dtype: torch.dtype) -> int:
     return math.prod(target.shape) * dtype.itemsize
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"

@@ -124,5 +124,5 @@ def _run_converter(source: Path, folder: Path, notify: Callable[[str], None]) ->
             child.stdout.close()
         if code != 0:
             errors.seek(0)
-            last = (errors.read().strip() or f"exit code {code}").splitlines()[-1]
+            last = (errors.read().strip() or f"exit code {code}").splitlines()[-1].strip()
             raise ModelError(f"{source} could not be converted: {last.removeprefix('error: ')}")

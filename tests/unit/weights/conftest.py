@@ -20,10 +20,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make_gguf(tmp_path: Path) -> MakeGguf:
-    """Write a model folder of architecture qwen2 as a GGUF file, its matrices of the type named."""
+    """Write a model folder of architecture qwen2 as a GGUF file, its matrices of the type named.
 
-    def make(folder: Path, matrices: str = "F32", extra: dict[str, Any] | None = None) -> Path:
-        return write_gguf(folder, tmp_path / "tiny.gguf", matrices, extra or {})
+    ``extra`` adds or replaces metadata. ``renamed`` gives tensors other names; None leaves one out.
+    """
+
+    def make(
+        folder: Path,
+        matrices: str = "F32",
+        extra: dict[str, Any] | None = None,
+        renamed: dict[str, str | None] | None = None,
+    ) -> Path:
+        return write_gguf(folder, tmp_path / "tiny.gguf", matrices, extra or {}, renamed or {})
 
     return make
 
@@ -35,13 +43,15 @@ PARTS = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
 
-def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any]) -> Path:
+def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any], renamed: dict[str, str | None]) -> Path:
     import gguf
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
@@ -61,6 +71,8 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any]) -
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_rope_freq_base(config.rope.theta)
     for key, value in extra.items():
+        for written in writer.kv_data:
+            written.pop(key, None)
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -78,7 +90,9 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any]) -
     for name, tensor in load_file(folder / "model.safetensors").items():
         fits = tensor.ndim > 1 and tensor.shape[1] % 32 == 0  # quantised types come in blocks of 32
         kind = gguf.GGMLQuantizationType[matrices if fits else "F32"]
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        written_name = renamed.get(gguf_name(name), gguf_name(name))
+        if written_name is not None:
+            writer.add_tensor(written_name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,7 +102,11 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any]) -
 
 def gguf_name(name: str) -> str:
     """The GGUF name of a stored tensor."""
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    outside = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
     if name in outside:
         return outside[name]
     _, _, layer, rest = name.split(".", 3)

@@ -116,7 +116,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         build_once(tmp_path / "target", build, never)
 
-    assert [path.name for path in tmp_path.iterdir()] == ["target.lock"]
+    assert not list(tmp_path.iterdir())
 
 
 BUILDER = """
@@ -171,6 +171,23 @@ def test_a_second_builder_goes_on_when_the_first_is_killed(tmp_path: Path) -> No
     assert (target / "content").read_text() == "whole"
 
 
+def test_whoever_waited_for_a_lock_that_is_gone_takes_the_one_that_is_there(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with builder(target) as first:
+        assert heard(first) == "building"
+        with builder(target) as second, builder(target) as third:
+            assert heard(second) == heard(third) == "waiting"
+            (tmp_path / "target.lock").unlink()  # as a builder does that fails
+            with builder(target) as fourth:
+                assert heard(fourth) == "building"
+                first.kill()
+                assert heard(second) == heard(third) == "waiting"  # for the fourth
+                fourth.communicate(timeout=60)
+                assert heard(second) == heard(third) == "done"
+
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 @pytest.mark.parametrize("use", [is_built, lambda target: build_once(target, lambda _: None, never)])
 def test_a_cache_that_cannot_be_written_says_so(cache: Path, use: Callable[[Path], object]) -> None:
     cache.write_text("a file where the folder should be")
@@ -208,7 +225,7 @@ def test_what_is_no_folder_is_replaced(tmp_path: Path, place: str, link: bool) -
     assert not is_built(tmp_path / "target")
     build_once(tmp_path / "target", lambda folder: (folder / "content").touch(), never)
     assert is_built(tmp_path / "target")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "target.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def test_what_is_built_is_found_where_nothing_can_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +252,7 @@ def test_a_folder_that_is_not_whole_is_built_anew(tmp_path: Path) -> None:
     build_once(target, build, never, is_whole)
     assert content.read_text() == "whole"
     assert is_built(target, is_whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "target.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def test_a_home_that_nobody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,15 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tests.unit.weights.conftest import gguf_name
 
+from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
 from tpserve.testing.models import CHAT_TEMPLATE, make_model
 from tpserve.weights import convert
 from tpserve.weights.convert import stored_dtype
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader
+from tpserve.weights.layout import stored_shapes
 
 MakeGguf = Callable[..., Path]
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -112,7 +115,7 @@ def compare(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], dty
     ],
 )
 def test_weights_keep_the_dtype_that_all_matrices_have(types: set[int], dtype: str) -> None:
-    assert stored_dtype(GgufHeader({}, set(), types)) == dtype
+    assert stored_dtype(GgufHeader({}, {}, types)) == dtype
 
 
 def test_two_at_once_make_one(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
@@ -174,6 +177,58 @@ def test_a_file_that_ends_too_soon_is_one_line(original: Path, make_gguf: MakeGg
     assert child.returncode == 2, errors
     assert errors.startswith("error: the file is damaged or incomplete: ")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "renamed", "says"),
+    [
+        ({}, {"blk.0.attn_k.weight": None}, "the file lacks blk.0.attn_k.weight. By its metadata it is a Qwen2For"),
+        ({}, {"blk.0.attn_k.weight": "blk.0.attn_x.weight"}, "the file lacks blk.0.attn_k.weight."),
+        ({}, {"output_norm.weight": None}, "the file lacks output_norm.weight."),
+        ({}, {"blk.0.attn_q.bias": "blk.1.attn_q.bias", "blk.0.attn_k.bias": None}, "has tensors of 2 layers"),
+        ({"qwen2.block_count": 2}, {}, "has tensors of 1 layers, and 2 by"),
+        ({"qwen2.attention.head_count": 4}, {}, "the file: blk.0.attn_k.weight has shape [32, 128], and its metadata"),
+        ({"qwen2.attention.head_count": 3}, {}, "by its metadata, 3 query heads are not a multiple of 2 KV heads"),
+        ({"qwen2.embedding_length": 96}, {}, "the file: token_embd.weight has shape [320, 128], and its metadata"),
+    ],
+)
+def test_tensors_that_are_not_the_models_are_named_and_nothing_is_left(
+    original: Path, make_gguf: MakeGguf, tmp_path: Path, extra: dict[str, int], renamed: dict[str, str], says: str
+) -> None:
+    source, folder = make_gguf(original, extra=extra, renamed=renamed), tmp_path / "cache" / "made"
+    with converter(source, folder) as child:
+        _, errors = child.communicate(timeout=240)
+    assert child.returncode == 2, errors
+    assert errors.startswith("error: ")
+    assert says in errors
+    assert errors.count("\n") == 1
+    assert not folder.parent.exists() or not list(folder.parent.iterdir())
+
+
+def test_a_tensor_that_nobody_knows_is_refused(original: Path) -> None:
+    import gguf
+
+    config = ModelConfig.from_folder(original)
+    whole = {gguf_name(name): shape for name, shape in stored_shapes(config).items()}
+
+    def check(**more: tuple[int, ...]) -> None:
+        header = GgufHeader({"general.architecture": "qwen2"}, {**whole, **more}, set())
+        convert._check_tensors(header, config, gguf)
+
+    check(**{"blk.0.attn_rot_embd.weight": (8,)})
+    with pytest.raises(ModelError, match=r"^the file has blk\.0\.attn_q\.scale\. By its metadata .* has no such$"):
+        check(**{"blk.0.attn_q.scale": (1,)})
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("llama", "llama"), ("mistral", "llama"), ("qwen3", "qwen3")])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tensors_of_each_architecture_are_known(architecture: str, name: str, tied: bool, tmp_path: Path) -> None:
+    import gguf
+
+    config = ModelConfig.from_folder(make_model(tmp_path / "m", architecture, tie_word_embeddings=tied))
+    whole = {gguf_name(name): shape for name, shape in stored_shapes(config).items()}
+    assert ("output.weight" in whole) is not tied
+    convert._check_tensors(GgufHeader({"general.architecture": name}, whole, set()), config, gguf)
 
 
 @pytest.mark.parametrize(

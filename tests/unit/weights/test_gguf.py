@@ -51,7 +51,8 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
     assert header.key("some.flag") is True
     assert header.key("some.list") is None
     assert header.matrix_types == {0, 1}  # 176 columns are stored as float32 by the fixture
-    assert {"token_embd.weight", "blk.0.attn_q.bias", "output_norm.weight"} <= header.tensor_names
+    assert {"token_embd.weight", "blk.0.attn_q.bias", "output_norm.weight"} <= header.tensors.keys()
+    assert header.tensors["blk.0.ffn_gate.weight"] == (176, 128)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,15 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
         (head("llama", ("llama.rope.scaling.type", 8, text("yarn"))), "scaled rotary positions"),
         (head("llama", tensors=("rope_freqs.weight",)), "scaled rotary positions"),
+        (head("llama", tensors=("blk.0.a",)), "has tensors of 1 layers, and 0 by its llama.block_count"),
+        (
+            head("llama", ("llama.block_count", 4, struct.pack("<I", 1 << 31)), tensors=("blk.0.a", "blk.0.b")),
+            "has tensors of 1 layers, and 2147483648 by its llama.block_count",
+        ),
+        (
+            head("llama", ("llama.block_count", 4, struct.pack("<I", 1)), tensors=("blk.0.a", "blk.1.a")),
+            "has tensors of 2 layers, and 1 by its llama.block_count",
+        ),
     ],
     ids=itertools.count(),
 )
@@ -90,7 +100,7 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, wor
 def test_a_plain_head_is_accepted(tmp_path: Path, keys: list[tuple[str, int, bytes]]) -> None:
     (tmp_path / "x.gguf").write_bytes(head("llama", *keys, tensors=("output_norm.weight",)))
 
-    assert read_header(tmp_path / "x.gguf").tensor_names == {"output_norm.weight"}
+    assert read_header(tmp_path / "x.gguf").tensors == {"output_norm.weight": (4,)}
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ GONE = torch.empty(0)
         ({"model.layers.7.mlp.up_proj.weight": torch.ones(2)}, "has model.layers.7.mlp.up_proj.weight"),
         ({"model.norm.weight": torch.ones(65)}, r"model.norm.weight has shape \[65\], .* makes it \[64\]"),
         ({"model.norm.weight": torch.ones(64, 1)}, r"shape \[64, 1\]"),
-        ({"model.norm.weight": torch.ones(64, dtype=torch.int8)}, "model.norm.weight is not stored as float32"),
+        ({"model.norm.weight": torch.ones(64, dtype=torch.int8)}, "model.norm.weight is not stored as float64"),
         ({f"extra.{i}": torch.ones(1) for i in range(6)}, "extra.0, extra.1, extra.2, extra.3 and 2 more tensors"),
     ],
 )
