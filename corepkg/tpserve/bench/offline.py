@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from random import Random
 from statistics import median
@@ -21,15 +21,22 @@ from tpserve.bench import workload
 from tpserve.bench.host import About, about
 from tpserve.bench.statistics import REPLICATES, Ratio, compare, replicate
 from tpserve.bench.workload import Workload
+from tpserve.config import ServeConfig
+from tpserve.errors import ConfigError, RequestError
+from tpserve.frontend.fit import fit
+from tpserve.launch.banner import describe
+from tpserve.launch.plan import Plan as EnginePlan
 from tpserve.messages import SamplingParams
 from tpserve.offline.llm import LLM
 from tpserve.offline.running import plan_engine
 from tpserve.settings import load_settings
+from tpserve.step import EngineLimits
 
 __all__ = ["WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
 
 APART = 1_000_000
 LARGEST = 40_000
+MOST_PAGES = 1 << 26
 WARM_UP = 8
 """Requests of the run that does not count."""
 
@@ -39,7 +46,7 @@ WORKLOADS: dict[str, Callable[[int, int, int], Workload]] = {
     "mixed": lambda requests, seed, vocab: workload.mixed(requests, seed),
     "stream": lambda requests, seed, vocab: Workload(workload.fixed(requests, 100, seed, vocab), [256] * requests),
     "fixed": lambda requests, seed, vocab: Workload(workload.fixed(requests, 128, seed, vocab), [64] * requests),
-    "shared": lambda requests, seed, vocab: workload.shared_prefix(8, -(-requests // 8), 512, 32, 16, seed, vocab),
+    "shared": lambda requests, seed, vocab: workload.shared_prefix(requests, 8, 512, 32, 16, seed, vocab),
 }
 """By name: from a number of requests, a seed and the largest id."""
 
@@ -48,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
     """What to measure.
 
     Attributes:
-        model: a folder, a .gguf file or a hub id; empty: the embedded default model.
+        model: a folder, a .gguf file or a hub id; empty: the embedded default model. In a report also ``--shape NAME``.
         workload: a name in WORKLOADS.
         requests: how many, all at once.
         repeats: runs of each arm that count.
@@ -93,12 +100,14 @@ class Arm(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: beside the defaults.
+        made_of: what was chosen: the parts, the dtype and the like.
         start_seconds: until its engine was ready.
         runs: in the order of the repeats.
         tokens_per_second: the median of the runs.
     """
 
     settings: dict[str, Any]
+    made_of: dict[str, str]
     start_seconds: float
     runs: list[Run]
     tokens_per_second: float
@@ -131,10 +140,20 @@ def measure(
         note: called after each run with the arm, the repeat (-1: the warm-up) and the run.
 
     Raises:
-        UserError: a setting is wrong, or an engine cannot be started.
+        UserError: a setting is wrong, an engine cannot be started, or the workload does not fit into it.
     """
-    for settings in arms.values():  # a mistake in the last one need not wait until the others are loaded
-        plan_engine(load_settings({"model": plan.model, **settings}, [], None, os.environ, label=str))
+    # A mistake in the last arm need not wait until the others are loaded.
+    configs = {
+        name: load_settings({"model": plan.model, **settings}, [], None, os.environ, label=str)
+        for name, settings in arms.items()
+    }
+    _check_outputs(configs)
+    engine_plans = {name: plan_engine(config) for name, config in configs.items()}
+    largest = min(LARGEST, *(each.model.vocab_size - 1 for each in engine_plans.values()))
+    works = {repeat: _work(plan, repeat, largest) for repeat in range(-1, plan.repeats)}
+    for name, each in engine_plans.items():
+        _check_fit(plan, name, works.values(), _room(each))
+
     order = Random(plan.seed)
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     with ExitStack() as engines:
@@ -143,10 +162,8 @@ def measure(
             begun = time.monotonic()
             llms[name] = engines.enter_context(LLM(plan.model, **settings))
             starts[name] = time.monotonic() - begun
-        largest = min(LARGEST, *(llm.limits.vocab_size - 1 for llm in llms.values()))
-        for repeat in range(-1, plan.repeats):
-            requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
-            work = WORKLOADS[plan.workload](requests, _seed(plan, repeat), largest)
+            _check_fit(plan, name, works.values(), llms[name].limits)
+        for repeat, work in works.items():
             for name in order.sample(list(arms), len(arms)):
                 run = _run(llms[name], work)
                 if plan.workload == "fixed":
@@ -159,9 +176,56 @@ def measure(
     return Report(
         about=about(PACKAGES),
         plan=plan,
-        arms={name: Arm(dict(arms[name]), starts[name], runs[name], median(speeds[name])) for name in arms},
+        arms={
+            name: Arm(
+                settings=dict(arms[name]),
+                made_of={what: which for what, which, _ in describe(engine_plans[name])},
+                start_seconds=starts[name],
+                runs=runs[name],
+                tokens_per_second=median(speeds[name]),
+            )
+            for name in arms
+        },
         ratios={name: _ratio(speeds[first], speeds[name], plan.seed) for name in arms if name != first},
     )
+
+
+def _check_outputs(configs: Mapping[str, ServeConfig]) -> None:
+    """See that no two arms write to one place."""
+    for setting in ("profile", "record"):
+        writers: dict[str, str] = {}
+        for name, config in configs.items():
+            place = getattr(config, setting) and os.path.realpath(getattr(config, setting))
+            if place and writers.setdefault(place, name) != name:
+                raise ConfigError(
+                    f"arms {writers[place]} and {name} would both write to {place}", f"Give each its own {setting}="
+                )
+
+
+def _room(engine: EnginePlan) -> EngineLimits:
+    """What an engine will have at most: how large a pool is that no setting gives is known when it has been loaded."""
+    config, model = engine.config, engine.model
+    return EngineLimits(
+        pages=-(-config.kv_tokens // config.page_size) or MOST_PAGES,
+        page_size=config.page_size,
+        slots=config.max_running_requests,
+        max_context=min(config.max_context or model.max_context, model.max_context),
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+    )
+
+
+def _check_fit(plan: Plan, arm: str, works: Iterable[Workload], limits: EngineLimits) -> None:
+    """See that an engine can take all prompts with their outputs."""
+    try:
+        for work in works:
+            for prompt, output in zip(work.prompts, work.outputs, strict=True):
+                fit(prompt, output, limits, "prompt")
+    except RequestError as error:
+        raise ConfigError(
+            f"workload {plan.workload} does not fit into arm {arm}: {error.message}",
+            "Raise max_context or kv_tokens, or take another workload or model",
+        ) from None
 
 
 def _run(llm: LLM, work: Workload) -> Run:
@@ -178,6 +242,11 @@ def _run(llm: LLM, work: Workload) -> Run:
         cached_tokens=sum(each.cached_tokens for each in completions),
         output_tokens=sum(len(each.token_ids) for each in completions),
     )
+
+
+def _work(plan: Plan, repeat: int, largest: int) -> Workload:
+    requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
+    return WORKLOADS[plan.workload](requests, _seed(plan, repeat), largest)
 
 
 def _seed(plan: Plan, repeat: int) -> int:

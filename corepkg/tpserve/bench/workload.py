@@ -47,20 +47,21 @@ def mixed(requests: int, seed: int = 0) -> Workload:
 
 
 def shared_prefix(
-    groups: int, each: int, shared: int, own: int, output: int, seed: int = 0, vocab_size: int = 40000
+    requests: int, groups: int, shared: int, own: int, output: int, seed: int = 0, vocab_size: int = 40000
 ) -> Workload:
     """Groups of prompts that begin alike, in an order in which the groups take turns.
 
     Args:
-        groups: how many beginnings there are.
-        each: prompts of each group.
+        requests: how many prompts there are.
+        groups: how many beginnings there are; fewer if some group would have a single prompt, which shares nothing.
         shared: tokens of a beginning.
         own: tokens of each prompt behind it.
         output: tokens to generate.
         seed: another seed gives prompts that share no prefix with these.
         vocab_size: as for :func:`fixed`.
     """
+    groups = max(1, min(groups, requests // 2))
     beginnings = fixed(groups, shared, seed, vocab_size)
-    endings = fixed(groups * each, own, seed + 1_000_003, vocab_size)
+    endings = fixed(requests, own, seed + 1_000_003, vocab_size)
     prompts = [beginnings[index % groups] + ending for index, ending in enumerate(endings)]
     return Workload(prompts, [output] * len(prompts))

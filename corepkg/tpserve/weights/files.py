@@ -25,19 +25,27 @@ def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder: those that its index lists, or else ``model.safetensors``.
 
     Raises:
-        ModelError: there are none, or the index lists one that is not there, or lies elsewhere.
+        ModelError: there are none, or the index lists one that is not there or lies elsewhere, or is no index.
     """
-    if (folder / _INDEX).exists():
-        names = sorted({str(name) for name in Fields.of(folder / _INDEX).section("weight_map").values.values()})
-    else:
-        names = [_SINGLE]
-    for name in names or [_SINGLE]:
-        if Path(name).name != name:
-            raise ModelError(f"{folder / _INDEX} lists {name!r}, which is not the name of a file in the same folder")
+    index = folder / _INDEX
+    names = _listed(index) if index.exists() else [_SINGLE]
+    hint = f"{_INDEX} lists it: the download is incomplete" if index.exists() else "Weights must be safetensors files"
+    for name in names:
         lack = lack_of(folder, name)
         if lack:
-            raise ModelError(lack, "Weights must be safetensors files")
+            raise ModelError(lack, hint)
     return [folder / name for name in names]
+
+
+def _listed(index: Path) -> list[str]:
+    """The files of an index."""
+    files = Fields.of(index).section("weight_map").values.values()
+    if not files:
+        raise ModelError(f"{index} lists no files", "Its 'weight_map' must say in which file each tensor is")
+    for name in files:
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ModelError(f"{index} lists {name!r}, which is not the name of a file in the same folder")
+    return sorted(set(files))
 
 
 def lack_of(folder: Path, name: str) -> str | None:

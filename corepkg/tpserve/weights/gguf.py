@@ -19,6 +19,11 @@ __all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "GgufHeader", "read_header"]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """The architectures that can be converted, as GGUF names them; Mistral's models are called llama there."""
 
+NEEDED = ("context_length", "attention.layer_norm_rms_epsilon")
+"""Keys in whose place transformers would take numbers of its own, and no tensor's shape would tell."""
+
+DAMAGED = "The file is damaged or incomplete"
+
 FLOAT16, BFLOAT16 = 1, 30
 """Numbers of two tensor types."""
 
@@ -63,7 +68,7 @@ def read_header(path: Path) -> GgufHeader:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     _refuse_what_conversion_loses(path, header)
-    _check_layers(path, header)
+    _refuse_what_is_not_whole(path, header)
     return header
 
 
@@ -140,12 +145,15 @@ def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
         )
 
 
-def _check_layers(path: Path, header: GgufHeader) -> None:
-    """Before anything is made for as many layers as a damaged file may claim."""
+def _refuse_what_is_not_whole(path: Path, header: GgufHeader) -> None:
+    lacking = [f"{header.architecture}.{name}" for name in NEEDED if header.key(name) is None]
+    if lacking:
+        raise ModelError(f"{path} lacks {', '.join(lacking)} in its metadata", DAMAGED)
+    # All other tensors are checked in the conversion; this one comes before something is made for each layer claimed.
     claimed = header.key("block_count") or 0
     found = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     if claimed != len(found):
         raise ModelError(
             f"{path} has tensors of {len(found)} layers, and {claimed} by its {header.architecture}.block_count",
-            "The file is damaged or incomplete",
+            DAMAGED,
         )

@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORKLOADS, "fixed", lambda n, seed, vocab: Workload(fixed(n, 20, seed, vocab), [5] * n))
-    monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed, vocab: shared_prefix(2, n // 2, 32, 4, 3, seed, vocab))
+    monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed, vocab: shared_prefix(n, 2, 32, 4, 3, seed, vocab))
 
 
 def test_two_arms_take_turns_on_the_same_prompts(model: Path) -> None:
@@ -56,6 +56,45 @@ def test_a_repeat_finds_nothing_of_the_one_before_and_tells_what_a_step_takes(mo
     assert arm.tokens_per_second == pytest.approx(sum(15 / run.seconds for run in arm.runs) / 2)
 
 
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("requests", [1, 7, 9, 20])
+def test_a_workload_has_as_many_requests_as_are_asked_for(
+    name: str, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    work = WORKLOADS[name](requests, 0, 319)
+    assert len(work.prompts) == len(work.outputs) == requests
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kv_tokens": 16}, "the prompt has 20 tokens; the KV pool holds 16"),
+        ({"kv_tokens": 0, "max_context": 24}, "20 tokens of prompt and 5 of output exceed the context of 24"),
+    ],
+)
+def test_a_workload_that_does_not_fit_is_refused_before_anything_is_loaded(
+    model: Path, wrong: dict[str, int], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpserve.bench.offline.LLM", None)
+    with pytest.raises(ConfigError, match=f"^workload fixed does not fit into arm b: {says}"):
+        measure(Plan(str(model), "fixed", 2, repeats=1, seed=0), {"a": SMALL, "b": SMALL | wrong})
+
+
+def test_a_pool_that_turns_out_too_small_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.engine.build.page_count", lambda *_: 1)
+    with pytest.raises(ConfigError, match="does not fit into arm a: the prompt has 20 tokens; the KV pool holds 16"):
+        measure(Plan(str(model), "fixed", 2, repeats=1, seed=0), {"a": SMALL | {"kv_tokens": 0}})
+
+
+@pytest.mark.parametrize("setting", ["profile", "record"])
+def test_arms_do_not_write_to_one_place(setting: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.bench.offline.LLM", None)
+    arm = SMALL | {setting: "place"}
+    with pytest.raises(ConfigError, match=f"^arms a and b would both write to .*place. Give each its own {setting}="):
+        measure(Plan(str(model), "fixed", 2, repeats=1, seed=0), {"a": arm, "b": arm})
+
+
 def test_the_command_writes_json(model: Path, tmp_path: Path) -> None:
     words = ["offline", *(f"{name}={value}" for name, value in SMALL.items())]
     flags = ["--model", str(model), "--requests", "2", "--repeats", "1", "--b", "overlap=false,page-size=4"]
@@ -77,6 +116,9 @@ def test_a_shape_needs_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert [run.output_tokens for run in report.arms["a"].runs] == [256]
     assert report.arms["a"].settings["load_format"] == "dummy"
     assert report.arms["a"].start_seconds > 0
+    assert report.plan.model == "--shape qwen3-0.6b"
+    assert report.arms["a"].made_of["model"] == "qwen3-0.6b"
+    assert report.arms["a"].made_of["attention"] in ("cpu", "torch")
 
 
 def test_a_shape_and_a_model_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Workloads follow from their seed alone, and have the shape that they promise."""
 
+import pytest
+
 from tpserve.bench.workload import fixed, mixed, shared_prefix
 
 
@@ -18,10 +20,17 @@ def test_mixed_lengths_are_those_of_other_engines_benchmarks():
 
 
 def test_groups_begin_alike_and_take_turns():
-    work = shared_prefix(groups=3, each=4, shared=16, own=5, output=7, seed=9)
+    work = shared_prefix(requests=12, groups=3, shared=16, own=5, output=7, seed=9)
     assert len(work.prompts) == 12
     assert work.outputs == [7] * 12
     assert {len(prompt) for prompt in work.prompts} == {21}
     assert len({tuple(prompt[:16]) for prompt in work.prompts[:3]}) == 3
     assert all(prompt[:16] == work.prompts[index % 3][:16] for index, prompt in enumerate(work.prompts))
     assert len({tuple(prompt[16:]) for prompt in work.prompts}) == 12
+
+
+@pytest.mark.parametrize(("requests", "groups"), [(1, 1), (2, 1), (5, 2), (8, 4), (9, 4), (16, 8), (17, 8), (256, 8)])
+def test_as_many_share_as_are_asked_for_and_none_is_alone(requests, groups):
+    work = shared_prefix(requests, groups=8, shared=16, own=5, output=7)
+    assert len(work.prompts) == len(work.outputs) == requests
+    assert len({tuple(prompt[:16]) for prompt in work.prompts}) == groups

@@ -26,8 +26,13 @@ def text(value: str) -> bytes:
 
 
 def head(architecture: str = "llama", *keys: tuple[str, int, bytes], tensors: tuple[str, ...] = ()) -> bytes:
-    """A whole head; keys are (name, type, packed value)."""
-    pairs = [("general.architecture", 8, text(architecture)), *keys]
+    """A whole head; keys are (name, type, packed value), and one without a value is left out."""
+    needed = [("context_length", 4, struct.pack("<I", 64)), ("attention.layer_norm_rms_epsilon", 6, bytes(4))]
+    default = [(f"{architecture}.{name}", kind, value) for name, kind, value in needed]
+    pairs = list(
+        {pair[0]: pair for pair in [("general.architecture", 8, text(architecture)), *default, *keys]}.values()
+    )
+    pairs = [pair for pair in pairs if pair[2]]
     begin = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
     metadata = b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in pairs)
     infos = b"".join(text(name) + struct.pack("<IQIQ", 1, 4, 0, 0) for name in tensors)
@@ -63,11 +68,16 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (head()[:-3], "ends too soon"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text of"),
-        (head("llama", ("llama.x", 99, b"")), "not a readable GGUF file"),
+        (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file"),
         (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
         (head("llama", ("llama.rope.scaling.type", 8, text("yarn"))), "scaled rotary positions"),
         (head("llama", tensors=("rope_freqs.weight",)), "scaled rotary positions"),
+        (head("llama", ("llama.context_length", 4, b"")), "lacks llama.context_length in its metadata"),
+        (
+            head("llama", ("llama.attention.layer_norm_rms_epsilon", 6, b"")),
+            "lacks llama.attention.layer_norm_rms_epsilon in its metadata",
+        ),
         (head("llama", tensors=("blk.0.a",)), "has tensors of 1 layers, and 0 by its llama.block_count"),
         (
             head("llama", ("llama.block_count", 4, struct.pack("<I", 1 << 31)), tensors=("blk.0.a", "blk.0.b")),

@@ -224,8 +224,8 @@ def test_a_file_that_is_cut_short(small: Path) -> None:
     assert "damaged" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["../stray.safetensors", "/stray.safetensors", "a/b"])
-def test_an_index_points_at_files_of_its_folder(small: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../stray.safetensors", "/stray.safetensors", "a/b", "", 3, None, ["a"]])
+def test_an_index_points_at_files_of_its_folder(small: Path, name: object) -> None:
     (small.parent / "stray.safetensors").write_bytes((small / "model.safetensors").read_bytes())
     (small / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(ModelError, match="which is not the name of a file in the same folder"):
@@ -236,8 +236,17 @@ def test_a_file_of_the_index_that_is_missing(small: Path) -> None:
     split(small)
     (small / "b.safetensors").unlink()
 
-    with pytest.raises(ModelError, match=r"has no b\.safetensors"):
+    with pytest.raises(ModelError, match=r"has no b\.safetensors") as caught:
         load(small)
+    assert caught.value.hint == "model.safetensors.index.json lists it: the download is incomplete"
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": null}'])
+def test_an_index_that_lists_nothing(small: Path, content: str) -> None:
+    (small / "model.safetensors.index.json").write_text(content)
+
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json lists no files"):
+        weight_files(small)
 
 
 def test_a_folder_without_weights(small: Path) -> None:

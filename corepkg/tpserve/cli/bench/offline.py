@@ -23,7 +23,11 @@ REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256, "stream": 1}
 def offline(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SETTING=VALUE", help="Settings of all arms: dtype=float32 tp=2.", show_default=False),
+        typer.Argument(
+            metavar="SETTING=VALUE",
+            help="Settings of all arms: dtype=float32 tp=2. With profile=DIR each rank writes a trace.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str,
@@ -36,7 +40,7 @@ def offline(
     workload: Annotated[
         Literal["mixed", "fixed", "shared", "stream"],
         typer.Option(
-            help="100–1024 tokens in and out; 128 in and 64 out; 8 groups that share 512 tokens, 16 out; "
+            help="100–1024 tokens in and out; 128 in and 64 out; up to 8 groups that share 512 tokens, 16 out; "
             "100 in and 256 out."
         ),
     ] = "fixed",
@@ -66,6 +70,7 @@ def offline(
         raise ConfigError("--shape and --model are two models", "Give one of them")
 
     import msgspec
+    from msgspec.structs import replace
 
     from tpserve.bench.offline import Plan, measure
     from tpserve.bench.shapes import write_shape
@@ -76,6 +81,8 @@ def offline(
             arms = {name: {"load_format": "dummy"} | settings for name, settings in arms.items()}
         plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
         report = measure(plan, arms, _note)
+    if shape:  # the folder is gone
+        report = replace(report, plan=replace(plan, model=f"--shape {shape}"))
     text = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     if json is not None:
         write_output(json, text)
