@@ -49,6 +49,9 @@ class Prefill:
         back = torch.arange(len(keys) - len(query), len(keys)).unsqueeze(1) - torch.arange(len(keys))
         window = self.formula["window_left"]
         hidden = (back < 0) | ((back > window) if window >= 0 else False)
+        values = values.masked_fill(
+            hidden.all(0)[:, None, None], 0
+        )  # NaN there does not matter to FlashInfer's kernels
         return torch.einsum("hqt,thd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(2), values)
 
 
