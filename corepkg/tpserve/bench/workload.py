@@ -30,10 +30,11 @@ def fixed(streams: int, tokens: int, seed: int = 0, vocab_size: int = 40000) -> 
         streams: how many.
         tokens: ids in each.
         seed: another seed gives prompts that share no prefix with these.
-        vocab_size: ids lie in 100 … ``vocab_size``, above the special ones.
+        vocab_size: ids lie in 100 … ``vocab_size``, above the special ones; in its upper half, if there are so few.
     """
     random = Random(seed)
-    return [[random.randint(100, vocab_size) for _ in range(tokens)] for _ in range(streams)]
+    least = min(100, vocab_size // 2)
+    return [[random.randint(least, vocab_size) for _ in range(tokens)] for _ in range(streams)]
 
 
 def mixed(requests: int, seed: int = 0) -> Workload:

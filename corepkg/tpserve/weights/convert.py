@@ -30,6 +30,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 CONVERTER_VERSION = 2
 """Part of the cache's key; raised when the folders that come out change, or fewer files are taken."""
 
+HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+"""Keys that transformers does not read for every architecture: heads that are not of their size would be others."""
+
 SPARE = "attn_rot_embd.weight"
 """Rotary frequencies, which old files have in each layer; they follow from the metadata."""
 
@@ -125,6 +128,13 @@ def _config(folder: Path) -> ModelConfig:
 
 def _check_tensors(header: GgufHeader, config: ModelConfig, gguf: Any) -> None:
     """Refuse a file whose tensors are not the model's: transformers draws at random what it does not find."""
+    for key in HEAD_SIZES:
+        if header.key(key) not in (None, config.head_dim):
+            raise ModelError(
+                f"the file's {header.architecture}.{key} is {header.key(key)}, and its conversion would make heads of"
+                f" {config.head_dim}",
+                "Use the model's folder with config.json and safetensors files instead",
+            )
     architecture = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[header.architecture]
     names = gguf.get_tensor_name_map(architecture, config.layers)
     expected = {

@@ -147,6 +147,13 @@ def test_no_call_is_under_way_when_a_socket_is_closed(call: str) -> None:
     assert not watched.is_misused
 
 
+def test_a_call_that_a_signal_broke_off_does_not_hold_up_a_close() -> None:
+    """Its exception may come before it is noted that the call has ended."""
+    pair = PairSocket(pynng.Pair0(), "ipc:///link", "the peer")
+    pair._calls.__enter__()
+    Task(pair.close).result(10)
+
+
 def test_closing_a_receiver_at_the_instant_of_a_handshake_leaves_nothing_open(addresses: Iterator[str]) -> None:
     def use() -> None:
         with closing(NngTransport(NngOptions(linger=0))) as transport:

@@ -190,6 +190,35 @@ def test_sockets_of_nng_come_through_no_door(transport: NngTransport, port: int)
         assert receiver.recv_many(1, 1000, time.monotonic() + 0.1) == []
 
 
+def test_a_sender_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> None:
+    """Who answers it when it has gone reads no more of what it sent."""
+    address = f"tcp://127.0.0.1:{port}"
+    with received(address) as host, closing(NngTransport(NngOptions(send_buffer=1000))) as transport:
+        sender = transport.pipe_sender(address)
+        sender.connect(soon())
+        sender.send(FRAMES[0], soon())
+        closing_sender = Task(sender.close)
+        time.sleep(0.5)
+        assert not closing_sender.is_done
+        message = host.receive_message(soon())
+        assert message is not None
+        host.answer(message, message.data[: WORD.size])
+        closing_sender.result()
+
+
+def test_a_leader_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> None:
+    transport = NngTransport(NngOptions(send_buffer=1000))
+    with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
+        leader.send_many(FRAMES[:1], soon())
+        closing_leader = Task(leader.close)
+        time.sleep(0.5)
+        assert not closing_leader.is_done
+        message = follower.receive(soon())
+        assert message is not None
+        follower.send(message[WORD.size : 2 * WORD.size], soon())
+        closing_leader.result()
+
+
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:
     address = f"ipc://{tmp_path}/link"
     sender = transport.pipe_sender(address)

@@ -189,6 +189,12 @@ def test_a_file_that_ends_too_soon_is_one_line(original: Path, make_gguf: MakeGg
         ({"qwen2.block_count": 2}, {}, "has tensors of 1 layers, and 2 by"),
         ({"qwen2.attention.head_count": 4}, {}, "the file: blk.0.attn_k.weight has shape [32, 128], and its metadata"),
         ({"qwen2.attention.head_count": 3}, {}, "by its metadata, 3 query heads are not a multiple of 2 KV heads"),
+        (
+            {"qwen2.attention.key_length": 24},
+            {},
+            "the file's qwen2.attention.key_length is 24, and its conversion would",
+        ),
+        ({"qwen2.rope.dimension_count": 8}, {}, "the file's qwen2.rope.dimension_count is 8, and its conversion would"),
         ({"qwen2.embedding_length": 96}, {}, "the file: token_embd.weight has shape [320, 128], and its metadata"),
     ],
 )

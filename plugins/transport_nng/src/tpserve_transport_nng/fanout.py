@@ -71,17 +71,21 @@ class NngFanoutSender(FanoutSender):
         for batch in batches(frames, self._options.batch):
             if not self._window.has_room(batch):
                 self._await_room(batch, deadline)
-            messages = _messages(self._window.add(batch), batch)
+            mark = self._window.add(batch)
+            messages = _messages(mark, batch)
             for pair in self._pairs:
                 for message in messages:
                     self._send(pair, message, deadline)
+                pair.owed += mark != NO_MARK
 
     def close(self) -> None:
-        """Wait until what was sent has gone out, and close the sockets."""
+        """Wait until what was sent has gone out and what was asked for has come, and close the sockets."""
         self._door.close()
         deadline = time.monotonic() + self._options.linger
         for pair in self._pairs:
             pair.flush(deadline)
+        for pair in self._pairs:
+            pair.settle(deadline)
             pair.close()
 
     def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
@@ -98,6 +102,7 @@ class NngFanoutSender(FanoutSender):
             assert isinstance(follower, int)
             mark = self._pairs[follower].receive(deadline)
             if mark is not None:
+                self._pairs[follower].owed -= 1
                 self._window.returned(follower, read_mark(mark))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{self._pairs[follower].peer} is {self._options.send_buffer} bytes behind")
@@ -108,7 +113,7 @@ class NngFanoutSender(FanoutSender):
         """Send a packet without frames, for its mark; and to see that all followers are still there."""
         (message,) = _messages(self._window.mark(), [])
         for pair in self._pairs:
-            pair.try_send(message, 0)
+            pair.owed += pair.try_send(message, 0)
 
     def _check_followers(self) -> None:
         for pair in self._pairs:

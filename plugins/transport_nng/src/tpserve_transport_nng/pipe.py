@@ -49,11 +49,15 @@ class NngPipeSender(PipeSender):
         """Send one frame."""
         if not self._window.has_room([frame]):
             self._await_room(frame, deadline)
-        self._pair.send(PREFIX.pack(self._window.add([frame]), True) + frame, deadline)
+        mark = self._window.add([frame])
+        self._pair.send(PREFIX.pack(mark, True) + frame, deadline)
+        self._pair.owed += mark != NO_MARK
 
     def close(self) -> None:
-        """Wait until what was sent has gone out, and close the socket."""
-        self._pair.flush(time.monotonic() + self._options.linger)
+        """Wait until what was sent has gone out and what was asked for has come, and close the socket."""
+        deadline = time.monotonic() + self._options.linger
+        self._pair.flush(deadline)
+        self._pair.settle(deadline)
         self._pair.close()
         self._visit.close()
 
@@ -62,6 +66,7 @@ class NngPipeSender(PipeSender):
         while not self._window.has_room([frame]):
             mark = self._pair.receive(deadline)
             if mark is not None:
+                self._pair.owed -= 1
                 self._window.returned(RECEIVER, read_mark(mark))
             elif time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{self._pair.peer} is {self._options.send_buffer} bytes behind")
@@ -70,7 +75,7 @@ class NngPipeSender(PipeSender):
 
     def _ask(self) -> None:
         """Send a mark alone; and see that the receiver is still there."""
-        self._pair.try_send(PREFIX.pack(self._window.mark(), False), 0)
+        self._pair.owed += self._pair.try_send(PREFIX.pack(self._window.mark(), False), 0)
 
 
 class NngPipeReceiver(PipeReceiver):

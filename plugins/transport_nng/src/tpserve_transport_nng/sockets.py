@@ -3,7 +3,8 @@
 What nng does with messages that wait was found by trying. A pair socket reads its connections into a queue of its own,
 up to 8,192 messages, whether anybody takes them or not; it keeps them when the peer goes, and reads what the kernel
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
-it pushes FILLER behind the last real message until that must have left.
+it pushes FILLER behind the last real message until that must have left. And who writes to a peer that has gone reads
+no more of what that had sent: so a sender that is owed marks takes them before it closes.
 
 The connections are made before (:mod:`tpserve_transport_nng.door`), and given to nng (its transport ``socket``), each
 to a listener of its own: one that has two to take loses the second. So nng never connects again by itself when one
@@ -41,6 +42,9 @@ Result = TypeVar("Result")
 
 FILLER = b"-"
 CALM = 0.2
+LONGEST = 2.0
+"""Seconds that a call may take; one that has not ended then is none: a signal's exception came as it began or ended."""
+
 BREATH = 0.01
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
@@ -85,7 +89,8 @@ class Calls:
     def end(self) -> None:
         """Wait until the last has ended."""
         self.closed = True
-        while self._under_way:
+        latest = time.monotonic() + LONGEST
+        while self._under_way and time.monotonic() < latest:
             time.sleep(BREATH)
 
 
@@ -164,11 +169,15 @@ class PairSocket(Socket):
         address: where the connection is made.
         peer: what errors call the other end.
         largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
+
+    Attributes:
+        owed: marks that the peer has been asked for, and that have not been received; the owner counts them.
     """
 
     def __init__(self, socket: Any, address: str, peer: str, largest: int = 0) -> None:
         super().__init__(socket, address, largest)
         self.peer = peer
+        self.owed = 0
         self._adopted_at = -math.inf
         self._watched: kernel.socket | None = None
         self._came = Event()
@@ -183,7 +192,10 @@ class PairSocket(Socket):
             Closed: :meth:`close` was called.
         """
         with self._calls:
-            self._watched = end.dup()
+            try:
+                self._watched = end.dup()
+            except OSError as error:
+                raise TransportError(f"cannot watch {self.peer}: {error}") from error
             self._give(end)
             self._adopted_at = time.monotonic()
 
@@ -270,6 +282,12 @@ class PairSocket(Socket):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
 
+    def settle(self, deadline: float) -> None:
+        """Receive what is owed, until the deadline."""
+        with contextlib.suppress(Closed):
+            while self.owed > 0 and not self.lost and time.monotonic() < deadline:
+                self.owed -= self.receive(deadline) is not None
+
 
 class ManySocket(Socket):
     """The other end of any number of PairSockets over Pair1.
@@ -310,11 +328,11 @@ class ManySocket(Socket):
     def answer(self, message: Message, data: bytes) -> None:
         """Send to where a message came from, if that is still there. nng drops it when too much waits there."""
         place = ffi.new("nng_msg **")
-        check_err(lib.nng_msg_alloc(place, 0))
-        answer = place[0]
-        check_err(lib.nng_msg_append(answer, data, len(data)))
-        lib.nng_msg_set_pipe(answer, message.pipe)
         with self._calls:
+            check_err(lib.nng_msg_alloc(place, 0))
+            answer = place[0]
+            check_err(lib.nng_msg_append(answer, data, len(data)))
+            lib.nng_msg_set_pipe(answer, message.pipe)
             if lib.nng_sendmsg(self._socket.socket, answer, 0):
                 lib.nng_msg_free(answer)  # which is ours while it is not sent
 
