@@ -34,6 +34,7 @@ from pynng import ffi, lib
 from pynng.exceptions import check_err
 
 from tpserve.api import Closed, DeadlineExceeded, PeerLost, TransportError
+from tpserve_transport_nng.calls import Calls
 from tpserve_transport_nng.connections import SLICE, has_left
 
 __all__ = ["FILLER", "ManySocket", "PairSocket"]
@@ -42,9 +43,6 @@ Result = TypeVar("Result")
 
 FILLER = b"-"
 CALM = 0.2
-LONGEST = 2.0
-"""Seconds that a call may take; one that has not ended then is none: a signal's exception came as it began or ended."""
-
 BREATH = 0.01
 SEND_QUEUE = 16
 RECEIVE_QUEUE = 8192
@@ -59,39 +57,6 @@ class Message(NamedTuple):
 
     data: bytes
     pipe: Any
-
-
-class Calls:
-    """Calls that are under way, each inside ``with``; none begins any more once they were ended.
-
-    Raises:
-        Closed: they were.
-    """
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._under_way: deque[None] = deque()  # its methods are atomic, and quicker than a lock
-
-    def __enter__(self) -> None:
-        self._under_way.append(None)
-        if self.closed:
-            self._under_way.pop()
-            self.check_open()
-
-    def __exit__(self, *error: object) -> None:
-        self._under_way.pop()
-
-    def check_open(self) -> None:
-        """Raise Closed, if they were ended."""
-        if self.closed:
-            raise Closed("the link was closed")
-
-    def end(self) -> None:
-        """Wait until the last has ended."""
-        self.closed = True
-        latest = time.monotonic() + LONGEST
-        while self._under_way and time.monotonic() < latest:
-            time.sleep(BREATH)
 
 
 class Socket:
