@@ -7,7 +7,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 BUILDER = """
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tpserve.weights.cache import build_once
 
@@ -145,45 +147,45 @@ def heard(child: subprocess.Popen[str]) -> str:
     return child.stdout.readline().strip()
 
 
-def test_a_second_builder_waits_for_the_first(tmp_path: Path) -> None:
-    target = tmp_path / "target"
+@contextmanager
+def one_that_builds_and_one_that_waits(target: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
     with builder(target) as first:
         assert heard(first) == "building"
         with builder(target) as second:
             assert heard(second) == "waiting"
-            assert not target.exists()
-            first.communicate(timeout=60)
-            assert heard(second) == "done"  # without building
+            yield first, second
+
+
+def test_a_second_builder_waits_for_the_first(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with one_that_builds_and_one_that_waits(target) as (first, second):
+        assert not target.exists()
+        first.communicate(timeout=60)
+        assert heard(second) == "done"  # without building
 
     assert (target / "content").read_text() == "whole"
 
 
 def test_a_second_builder_goes_on_when_the_first_is_killed(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    with builder(target) as first:
-        assert heard(first) == "building"
-        with builder(target) as second:
-            assert heard(second) == "waiting"
-            first.kill()
-            assert heard(second) == "building"
-            second.communicate(timeout=60)
+    with one_that_builds_and_one_that_waits(target) as (first, second):
+        first.kill()
+        assert heard(second) == "building"
+        second.communicate(timeout=60)
 
     assert (target / "content").read_text() == "whole"
 
 
 def test_whoever_waited_for_a_lock_that_is_gone_takes_the_one_that_is_there(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    with builder(target) as first:
-        assert heard(first) == "building"
-        with builder(target) as second:
-            assert heard(second) == "waiting"
-            (tmp_path / "target.lock").unlink()  # as a builder does that fails
-            with builder(target) as third:
-                assert heard(third) == "building"
-                first.kill()
-                assert heard(second) == "waiting"  # for the third
-                third.communicate(timeout=60)
-                assert heard(second) == "done"
+    with one_that_builds_and_one_that_waits(target) as (first, second):
+        (tmp_path / "target.lock").unlink()  # as a builder does that fails
+        with builder(target) as third:
+            assert heard(third) == "building"
+            first.kill()
+            assert heard(second) == "waiting"  # for the third
+            third.communicate(timeout=60)
+            assert heard(second) == "done"
 
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 

@@ -1,4 +1,4 @@
-"""The pipe: one socket that binds for many, and a pair socket at each sender.
+"""The pipe: one socket with connections to many, and a pair socket at each sender.
 
 push/pull has no way back, and a sender could not know how far it is ahead in bytes. Pair1 answers whom it likes; what
 it sends may be dropped, so marks are asked for again, but what it receives never is.
