@@ -20,7 +20,7 @@ from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
 from tpserve.settings import load_settings
-from tpserve.values import is_text
+from tpserve.values import is_text, read_json
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -161,7 +161,7 @@ def _read_line(path: Path, number: int, text: bytes, defaults: dict[str, Any]) -
 
 def _decode(text: bytes) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return read_json(text, dict[str, Any])
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:

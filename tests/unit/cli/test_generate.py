@@ -111,9 +111,11 @@ def test_a_bad_line_is_named_before_anything_loads(write, made, tmp_path, line, 
 def test_files_that_cannot_be_used(write, made, tmp_path):
     path = write({"prompt": "a"})
     (tmp_path / "latin").write_bytes(b'{"prompt": "e"}\n{"prompt": "\xe9"}')
+    (tmp_path / "deep").write_text('{"id": ' + 5000 * "[" + 5000 * "]" + "}")
     for arguments, message in [
         ([tmp_path / "none.jsonl"], "none.jsonl cannot be read: .*No such file"),
         ([tmp_path / "latin"], "latin, line 2: not JSON: Invalid UTF-8"),
+        ([tmp_path / "deep"], "deep, line 1: not JSON: nested too deep"),
         ([path, "-o", path], "is the input file"),
         ([path, "-o", tmp_path], "is a folder"),
         ([path, "-o", tmp_path / "no" / "out"], "there is no folder"),
