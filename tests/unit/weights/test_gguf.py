@@ -68,6 +68,13 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (head()[:-3], "ends too soon"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text of"),
+        (head("llama", tensors=("a", "a")), "it has the tensor a twice"),
+        (head("llama", ("general.alignment", 4, bytes(4))), "its general.alignment is 0"),
+        (head("llama", ("general.alignment", 8, text("x"))), "its general.alignment is 'x'"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (text("a") + struct.pack("<IIQ", 9, 0, 0)),
+            "it has the key a twice",
+        ),
         (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file"),
         (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
