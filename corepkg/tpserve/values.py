@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text", "read_json", "read_yaml", "to_json"]
+__all__ = [
+    "TOO_DEEP",
+    "closest",
+    "convert",
+    "describe_type",
+    "did_you_mean",
+    "is_text",
+    "read_json",
+    "read_yaml",
+    "to_json",
+]
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tpserve.errors import ModelError
+from tpserve.values import TOO_DEEP
 
 __all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "GgufHeader", "read_header"]
 
@@ -72,6 +73,8 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file:
             header = _read(file, path.stat().st_size)
+    except RecursionError:
+        raise ModelError(f"{path} is not a readable GGUF file: it is {TOO_DEEP}") from None
     except (ValueError, KeyError) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     except OSError as error:
@@ -122,6 +125,8 @@ def _value(file: BinaryIO, kind: int, size: int) -> Any:
     if kind != _ARRAY:
         return _scalar(file, _SCALARS[kind])
     element, count = _scalar(file, "<I"), _scalar(file, "<Q")
+    if count > size:
+        raise ValueError(f"an array of {count} values in a file of {size}")
     if element in _SCALARS:
         file.seek(count * struct.calcsize(_SCALARS[element]), 1)
     else:

@@ -68,6 +68,11 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (head()[:-3], "ends too soon"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text of"),
+        (head("llama", ("llama.x", 9, 5000 * struct.pack("<IQ", 9, 1) + struct.pack("<IQ", 0, 0))), "nested too deep"),
+        (
+            head("llama", ("llama.x", 9, struct.pack("<IQ", 12, (1 << 64) - 1))),
+            "an array of 18446744073709551615 values",
+        ),
         (head("llama", tensors=("a", "a")), "it has the tensor a twice"),
         (head("llama", ("general.alignment", 4, bytes(4))), "its general.alignment is 0"),
         (head("llama", ("general.alignment", 8, text("x"))), "its general.alignment is 'x'"),
