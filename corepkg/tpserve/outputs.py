@@ -76,7 +76,7 @@ def check_apart(writes: Iterable[Named], reads: Iterable[Named] = ()) -> None:
         for each in [] if source is None else [source, *_files(source)]:
             other = taken.get(_identity(each))
             if other is not None:
-                raise ConfigError(f"{other} would overwrite {each}: {name}", "Choose another file")
+                raise ConfigError(f"{other} would overwrite {each}, read as {name}", "Choose another file")
 
 
 def _identity(path: Path) -> Hashable:

@@ -37,7 +37,9 @@ def test_one_file_has_one_writer(one: str, other: str, folder: Path) -> None:
 @pytest.mark.parametrize("written", ["old", "hard", "soft", "models/weights"])
 @pytest.mark.parametrize("read", ["old", "models"])
 def test_what_is_read_is_not_written(written: str, read: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--json would overwrite (old|models/weights): the model. Choose another"):
+    with pytest.raises(
+        ConfigError, match=r"^--json would overwrite (old|models/weights), read as the model. Choose another"
+    ):
         check_apart([("--json", Path(written))], [("the model", Path(read))])
 
 

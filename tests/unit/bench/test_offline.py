@@ -104,7 +104,11 @@ def test_arms_do_not_write_to_one_place(setting: str, model: Path, monkeypatch: 
         ({"record": "x"}, {"record": "x/y"}, "arm a's record would write .*x, and arm b's record in it"),
         ({"profile": "report.json"}, {}, "the report would write .*report.json, and arm a's profile in it"),
         ({}, {"record": "report.json"}, "the report and arm b's record would both write report.json"),
-        ({"record": "m/config.json"}, {"model": "m"}, "arm a's record would overwrite .*/config.json: arm .'s model"),
+        (
+            {"record": "m/config.json"},
+            {"model": "m"},
+            "arm a's record would overwrite .*/config.json, read as arm .'s model",
+        ),
         ({}, {"record": "no/x"}, "no/x: there is no folder"),
         ({}, {"profile": "m/config.json"}, "no traces can be written in m/config.json: Not a directory"),
     ],

@@ -49,7 +49,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
             "--a zmq --json x --html ./x",
             "error: --json and --html would both write x\nhint: Give each a file of its own",
         ),
-        ("--a zmq --arrival trace --trace t --json t", "error: --json would overwrite t: the file of --trace"),
+        ("--a zmq --arrival trace --trace t --json t", "error: --json would overwrite t, read as the file of --trace"),
         ("--a zmq --arrival poisson --free-running", "error: --arrival and --free-running are two different paces"),
         ("--a zmq --arrival trace", "error: --arrival trace needs --trace FILE"),
         ("--a zmq --heartbeat 5 --watchdog 2", "error: heartbeat is 5 s and watchdog 2 s"),
@@ -103,7 +103,7 @@ def test_a_mistake_ends_with_exit_code_2(
         (["--a", "--profile .", "--html", "rank0.json"], "error: --html and A's profile would both write rank0.json"),
         (
             ["--a", "", "--dataset-name", "sharegpt", "--dataset-path", "x", "--json", "x"],
-            "error: --json would overwrite x: the file of --dataset-path",
+            "error: --json would overwrite x, read as the file of --dataset-path",
         ),
         (["--a", "", "--html", "nowhere/x.html"], "error: nowhere/x.html: there is no folder"),
     ],

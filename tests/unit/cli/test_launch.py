@@ -116,7 +116,10 @@ def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags:
         (["--record", "r", "--profile", "r"], "error: record would write "),
         (["--profile", ".", "--record", "rank0.json"], "error: record and profile would both write rank0.json\nhint: "),
         (["--record", "small/tokenizer.json"], "error: record would overwrite "),
-        (["--config", "c", "--record", "c"], "error: record would overwrite c: the file of --config\nhint: Choose"),
+        (
+            ["--config", "c", "--record", "c"],
+            "error: record would overwrite c, read as the file of --config\nhint: Choose",
+        ),
         (["--profile", "/proc/x"], "error: no traces can be written in /proc/x: "),
         (["--profile", "/dev/null"], "error: no traces can be written in /dev/null: Not a directory\n"),
     ],
