@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tpserve.bench.arguments import at_least, refusing, setting
+from tpserve.bench.arguments import MANY, refusing, setting, whole
 from tpserve.bench.shapes import SHAPES, write_shape
 from tpserve.bench.workload import Workload, fixed, mixed
 from tpserve.settings import load_settings
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], type=setting, metavar="SETTING=VALUE", help="of tpserve; may be repeated"
     )
-    parser.add_argument("--repeats", type=at_least(0), default=3, help="that count; 0: how long a start takes")
+    parser.add_argument("--repeats", type=whole(0, MANY), default=3, help="that count; 0: how long a start takes")
     parser.add_argument("--engine", choices=ENGINES, help="measure one alone, in this process")
     parser.add_argument("--model", metavar="FOLDER", help="what --engine serves")
     options = parser.parse_args()

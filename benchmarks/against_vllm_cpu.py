@@ -29,7 +29,7 @@ from typing import IO, Any, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tpserve.bench.arguments import at_least, refusing
+from tpserve.bench.arguments import MANY, refusing, whole
 from tpserve.bench.client import complete, summarise
 from tpserve.bench.server import serving
 from tpserve.bench.workload import fixed
@@ -222,8 +222,8 @@ def main() -> None:
     parser.add_argument("vllm", help="the Python interpreter that has vLLM's CPU build")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--mode", action="append", choices=["eager", "compiled"], help="of vLLM; may be repeated")
-    parser.add_argument("--threads", type=at_least(1), default=2)
-    parser.add_argument("--repeats", type=at_least(1), default=3)
+    parser.add_argument("--threads", type=whole(1, 1024), default=2)
+    parser.add_argument("--repeats", type=whole(1, MANY), default=3)
     parser.add_argument("--http", action="store_true", help="servers instead of engines")
     options = parser.parse_args()
     options.mode = options.mode or ["eager", "compiled"]

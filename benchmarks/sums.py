@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing as processes
 
 from tpserve.api import Comm, CommContext, NoOptions
-from tpserve.bench.arguments import at_least, check_gpus
+from tpserve.bench.arguments import check_gpus, whole
 from tpserve.comm import peer
 from tpserve.comm.nccl import NcclComm
 from tpserve.comm.options import PeerCommOptions
@@ -94,7 +94,7 @@ def rank(number: int, options: argparse.Namespace, folder: str) -> None:
 
 def tiles(text: str) -> list[str]:
     """A list as in 4096x4,8192x8; empty: the kernel's own."""
-    if not re.fullmatch(r"(\d+x\d+(,\d+x\d+)*)?", text):
+    if not re.fullmatch(r"(\d{1,7}x\d{1,2}(,\d{1,7}x\d{1,2})*)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not BLOCKxWARPS,…")
     return text.split(",")
 
@@ -102,8 +102,8 @@ def tiles(text: str) -> list[str]:
 def main() -> None:
     """Start the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=at_least(2), default=max(2, torch.cuda.device_count()))
-    parser.add_argument("--largest", type=at_least(0), default=32 << 20, help="the option of peer")
+    parser.add_argument("--ranks", type=whole(2, 64), default=max(2, torch.cuda.device_count()))
+    parser.add_argument("--largest", type=whole(0, 1 << 28), default=32 << 20, help="the option of peer")
     parser.add_argument("--tiles", type=tiles, default="", metavar="BLOCKxWARPS,…")
     options = parser.parse_args()
     check_gpus(parser, options.ranks)

@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing as processes
 
 from tpserve.api import Comm, CommContext, Options
-from tpserve.bench.arguments import at_least
+from tpserve.bench.arguments import whole
 from tpserve.plugins.builtin import tpserve_comms
 from tpserve.testing.processes import load
 
@@ -65,8 +65,8 @@ def rank(number: int, ranks: int, rows: list[int], folder: str) -> None:
 def main() -> None:
     """Start the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=at_least(2), default=2)
-    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[1, 16, 128])
+    parser.add_argument("--ranks", type=whole(2, 64), default=2)
+    parser.add_argument("--rows", type=whole(1, 1 << 16), nargs="+", default=[1, 16, 128])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(rank, (options.ranks, options.rows, folder), options.ranks)

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tpserve.bench.arguments import at_least, check_gpus, setting
+from tpserve.bench.arguments import MANY, check_gpus, setting, whole
 from tpserve.bench.shapes import SHAPES
 from tpserve.bench.trace import read_trace
 
@@ -71,7 +71,7 @@ def rounds(size: int, step: float, folder: Path) -> dict[str, float]:
 
 def sizes(text: str) -> list[int]:
     """A list as in 1,2,4."""
-    return [at_least(1)(word) for word in text.split(",")]
+    return [whole(1, 64)(word) for word in text.split(",")]
 
 
 def main() -> None:
@@ -82,8 +82,8 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], type=setting, metavar="SETTING=VALUE", help="of tpserve; may be repeated"
     )
-    parser.add_argument("--requests", type=at_least(1), default=256)
-    parser.add_argument("--repeats", type=at_least(1), default=2)
+    parser.add_argument("--requests", type=whole(1, MANY), default=256)
+    parser.add_argument("--repeats", type=whole(1, MANY), default=2)
     options = parser.parse_args()
     check_gpus(parser, max(options.tp))
     flags = ["--requests", str(options.requests), "--repeats", str(options.repeats)]

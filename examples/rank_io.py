@@ -38,6 +38,7 @@ from tpserve.tokens import pack_ids
 
 PATIENCE = 60.0
 HEARTBEAT = 1.0
+MOST_RANKS = 64
 WATCHDOG = 10.0
 TOKENIZER = 1
 
@@ -85,8 +86,8 @@ def check(arguments: argparse.Namespace) -> None:
         UserError: there are no ranks, or a part does not exist, cannot be used, or cannot do what is asked of it here,
             where every rank is a process.
     """
-    if arguments.ranks < 1:
-        raise ConfigError(f"--ranks: expected 1 or more, found {arguments.ranks}")
+    if not 1 <= arguments.ranks <= MOST_RANKS:
+        raise ConfigError(f"--ranks: expected 1 to {MOST_RANKS}, found {arguments.ranks}")
     Registry.discover().load("sync", arguments.sync)
     pipe = pipe_transport(arguments)
     for name in (arguments.transport, pipe):

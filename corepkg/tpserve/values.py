@@ -7,12 +7,26 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-__all__ = ["closest", "convert", "describe_type", "did_you_mean", "is_text", "read_yaml", "to_json"]
+__all__ = [
+    "TOO_DEEP",
+    "closest",
+    "convert",
+    "describe_type",
+    "did_you_mean",
+    "is_text",
+    "read_json",
+    "read_yaml",
+    "to_json",
+]
+
+T = TypeVar("T")
+
+TOO_DEEP = "nested too deep"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -35,6 +49,19 @@ def convert(value: Any, type_: Any) -> Any:
     raise ValueError(f"expected {describe_type(type_)}, found {value!r}")
 
 
+def read_json(content: bytes, type_: type[T]) -> T:
+    """Read JSON that others have written, as a type.
+
+    Raises:
+        DecodeError: it is not JSON, not of the type (a ValidationError), or nested too deep, of which msgspec's own
+            decoder tells in another way.
+    """
+    try:
+        return msgspec.json.decode(content, type=type_)
+    except RecursionError:
+        raise msgspec.DecodeError(TOO_DEEP) from None
+
+
 def read_yaml(text: str) -> Any:
     """Read a YAML document; a mapping that has a key twice is refused, for only one of the two would count.
 
@@ -54,7 +81,7 @@ def read_yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader)  # noqa: S506 - it is a safe one
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError(TOO_DEEP) from None
     except (yaml.YAMLError, ValueError) as error:  # of dates that do not exist, and numbers that are too long
         raise ValueError(" ".join(str(error).split())) from None
 

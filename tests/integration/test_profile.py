@@ -15,7 +15,7 @@ def test_a_folder_that_cannot_be_had_ends_the_start(runtime: Path, model: Path, 
     taken.touch()
     server = Launched(runtime, str(model), "--kv-tokens", "4096", "--tp", "2", "--profile", str(taken))
     assert server.end() == 2
-    assert server.text.count(f"error: no traces can be written in {taken}: File exists") == 1
+    assert server.text.count(f"error: no traces can be written in {taken}: Not a directory") == 1
     assert "Traceback" not in server.text
 
 

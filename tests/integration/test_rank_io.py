@@ -47,8 +47,9 @@ def test_every_rank_sees_the_same_messages_in_the_same_rounds(transport, sync, r
         ),
         (["--transport", "gloo", "--pipe-transport", "gloo"], "error: transport.gloo has no pipes"),
         (["--sync", "nope"], "error: there is no sync plugin named 'nope'"),
-        (["--ranks", "0"], "error: --ranks: expected 1 or more, found 0"),
-        (["--ranks", "-1"], "error: --ranks: expected 1 or more, found -1"),
+        (["--ranks", "0"], "error: --ranks: expected 1 to 64, found 0"),
+        (["--ranks", "-1"], "error: --ranks: expected 1 to 64, found -1"),
+        (["--ranks", "10000000"], "error: --ranks: expected 1 to 64, found 10000000"),
         (["--transport", "gloos"], "error: there is no transport plugin named 'gloos'. Did you mean 'gloo'?"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_recording_that_cannot_be_written_ends_the_start(runtime: Path, model:
     path = tmp_path / "missing" / "record"
     server = Launched(runtime, str(model), "--kv-tokens", "4096", "--record", str(path))
     assert server.end() == 2
-    assert f"error: {path} cannot be written: No such file or directory" in server.text
+    assert f"error: {path}: there is no folder {path.parent}" in server.text
     assert "Traceback" not in server.text
 
 

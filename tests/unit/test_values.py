@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 from msgspec import Meta
 
-from tpserve.values import closest, convert, describe_type, did_you_mean, to_json
+from tpserve.values import closest, convert, describe_type, did_you_mean, read_json, read_yaml, to_json
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,16 @@ def test_hints_name_what_was_meant_and_what_there_is() -> None:
     assert did_you_mean("x", []) == "Known: none"
     assert did_you_mean("word01", [f"word{i}" for i in range(20)]).count("word") == 1
     assert closest("zzz", ["policy"]) is None
+
+
+def test_what_is_nested_too_deep_is_told_as_any_other_mistake() -> None:
+    deep = 5000 * "[" + 5000 * "]"
+    with pytest.raises(msgspec.DecodeError, match=r"^nested too deep$"):
+        read_json(deep.encode(), object)
+    with pytest.raises(msgspec.DecodeError, match=r"^nested too deep$"):
+        read_json(b'{"more": %s}' % deep.encode(), msgspec.defstruct("Some", []))
+    with pytest.raises(ValueError, match=r"^nested too deep$"):
+        read_yaml(deep)
+    with pytest.raises(msgspec.ValidationError):
+        read_json(b"1", str)
+    assert read_json(b"[1]", list[int]) == [1]

@@ -12,16 +12,21 @@ import typer
 from tpserve.api.cuda import cuda_devices
 from tpserve.errors import UserError
 
-__all__ = ["at_least", "check_gpus", "refusing", "run", "setting"]
+__all__ = ["MANY", "check_gpus", "refusing", "run", "setting", "whole"]
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number that is not smaller, as a ``type`` of ``argparse``."""
+MANY = 100_000
+"""Of what takes time: no sensible number is larger."""
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number of a range, as a ``type`` of ``argparse``."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
-        return int(text)
+        digits = text.lstrip("0") or text[:1]
+        if not text.isdecimal() or len(digits) > len(str(most)) or not least <= int(digits) <= most:
+            raise ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
+        return int(digits)
 
     return read
 

@@ -13,6 +13,7 @@ import msgspec
 from tpserve.bench.events import Events
 from tpserve.bench.http import BrokenOff, Origin, read_origin, send
 from tpserve.errors import LaunchError, TpserveError
+from tpserve.values import read_json
 
 __all__ = [
     "STARTUP",
@@ -133,7 +134,7 @@ async def served_model(origin: Origin) -> str:
     """
     status, body = await _ask(origin, "/v1/models")
     try:
-        return msgspec.json.decode(body, type=Models).data[0].id
+        return read_json(body, Models).data[0].id
     except (msgspec.DecodeError, IndexError):
         raise LaunchError(f"{origin.name} names no model ({status} on /v1/models)", "Name one with --model") from None
 
@@ -203,7 +204,7 @@ async def _ask(origin: Origin, path: str) -> tuple[int, bytes]:
 
 def _reason(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=Health).reason or "unavailable"
+        return read_json(body, Health).reason or "unavailable"
     except msgspec.DecodeError:
         return "unavailable"
 

@@ -91,7 +91,7 @@ class Events:
         body = b"\n".join([*self._other, self._rest])
         try:
             error = EVENT.decode(body).error
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             error = None
         return error.message if error else body[:200].decode(errors="replace").strip()
 
@@ -101,7 +101,7 @@ class Events:
             return
         try:
             event = EVENT.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self.problem = self.problem or f"an event that cannot be read: {error}"
             return
         if event.error is not None:

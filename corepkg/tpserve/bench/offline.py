@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
@@ -21,7 +22,6 @@ from tpserve.bench import workload
 from tpserve.bench.host import About, about
 from tpserve.bench.statistics import REPLICATES, Ratio, compare, replicate
 from tpserve.bench.workload import Workload
-from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError, RequestError
 from tpserve.frontend.fit import fit
 from tpserve.launch.banner import describe
@@ -29,6 +29,7 @@ from tpserve.launch.plan import Plan as EnginePlan
 from tpserve.messages import SamplingParams
 from tpserve.offline.llm import LLM
 from tpserve.offline.running import plan_engine
+from tpserve.outputs import check_apart, inputs, outputs
 from tpserve.settings import load_settings
 from tpserve.step import EngineLimits
 
@@ -130,7 +131,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def measure(
-    plan: Plan, arms: Mapping[str, Mapping[str, Any]], note: Callable[[str, int, Run], None] = lambda *_: None
+    plan: Plan,
+    arms: Mapping[str, Mapping[str, Any]],
+    note: Callable[[str, int, Run], None] = lambda *_: None,
+    report: Path | None = None,
 ) -> Report:
     """Run a workload on each arm, in turn.
 
@@ -138,6 +142,7 @@ def measure(
         plan: what to measure.
         arms: settings by name; the first is what the others are held against.
         note: called after each run with the arm, the repeat (-1: the warm-up) and the run.
+        report: where the caller will write what comes out; nothing else is written there.
 
     Raises:
         UserError: a setting is wrong, an engine cannot be started, or the workload does not fit into it.
@@ -147,7 +152,13 @@ def measure(
         name: load_settings({"model": plan.model, **settings}, [], None, os.environ, label=str)
         for name, settings in arms.items()
     }
-    _check_outputs(configs)
+    check_apart(
+        [
+            ("the report", report),
+            *(file for name, config in configs.items() for file in outputs(config, f"arm {name}'s ")),
+        ],
+        [file for name, config in configs.items() for file in inputs(config, f"arm {name}'s ")],
+    )
     engine_plans = {name: plan_engine(config) for name, config in configs.items()}
     largest = min(LARGEST, *(each.model.vocab_size - 1 for each in engine_plans.values()))
     works = {repeat: _work(plan, repeat, largest) for repeat in range(-1, plan.repeats)}
@@ -160,7 +171,7 @@ def measure(
         llms, starts = {}, {}
         for name, settings in arms.items():
             begun = time.monotonic()
-            llms[name] = engines.enter_context(LLM(plan.model, **settings))
+            llms[name] = engines.enter_context(LLM(**{"model": plan.model, **settings}))
             starts[name] = time.monotonic() - begun
             _check_fit(plan, name, works.values(), llms[name].limits)
         for repeat, work in works.items():
@@ -188,18 +199,6 @@ def measure(
         },
         ratios={name: _ratio(speeds[first], speeds[name], plan.seed) for name in arms if name != first},
     )
-
-
-def _check_outputs(configs: Mapping[str, ServeConfig]) -> None:
-    """See that no two arms write to one place."""
-    for setting in ("profile", "record"):
-        writers: dict[str, str] = {}
-        for name, config in configs.items():
-            place = getattr(config, setting) and os.path.realpath(getattr(config, setting))
-            if place and writers.setdefault(place, name) != name:
-                raise ConfigError(
-                    f"arms {writers[place]} and {name} would both write to {place}", f"Give each its own {setting}="
-                )
 
 
 def _room(engine: EnginePlan) -> EngineLimits:

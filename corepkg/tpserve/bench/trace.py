@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tpserve.values import read_json
+
 __all__ = ["Gpu", "read_trace"]
 
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -60,7 +62,7 @@ def read_trace(path: Path) -> Gpu:
         OSError: it cannot be read.
     """
     try:
-        events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
+        events = read_json(path.read_bytes(), _Trace).events
         ran = sorted(msgspec.convert(each, _Run) for each in events if each.get("cat") in ON_GPU)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no trace in Chrome's format: {error}") from None

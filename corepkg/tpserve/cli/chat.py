@@ -13,7 +13,7 @@ import typer
 
 from tpserve.cli.common import command_app, sampling_fields
 from tpserve.errors import ConfigError, LaunchError, TpserveError
-from tpserve.values import is_text
+from tpserve.values import is_text, read_json
 
 if TYPE_CHECKING:
     import httpx
@@ -93,7 +93,7 @@ class Conversation:
         """
         response = self._client.get("/v1/models")
         try:
-            return str(msgspec.json.decode(response.content)["data"][0]["id"])
+            return str(read_json(response.content, dict[str, Any])["data"][0]["id"])
         except (msgspec.DecodeError, LookupError, TypeError):
             raise LaunchError(
                 f"what answers at {self._client.base_url} is no tpserve server", "Give its address with --url."
@@ -190,7 +190,7 @@ def _events(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _error_message(body: bytes) -> str:
     try:
-        return str(msgspec.json.decode(body)["error"]["message"])
+        return str(read_json(body, dict[str, Any])["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):
         return body.decode(errors="replace")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from tpserve.values import convert, to_json
 
 __all__ = [
     "check_model",
-    "check_output",
     "command_app",
     "file_path",
     "interrupted",
@@ -71,37 +69,8 @@ def sampling_fields(**given: Any) -> dict[str, Any]:
     return fields
 
 
-def check_output(*paths: Path | None) -> None:
-    """See that files can be written, before work is done for them.
-
-    Raises:
-        ConfigError: one cannot.
-    """
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            folder = path.resolve().parent
-            if not folder.is_dir():
-                raise ConfigError(f"{path}: there is no folder {folder}")
-            if path.is_dir():
-                raise ConfigError(f"{path} is a folder", "Name a file in it")
-            if not path.exists():
-                _try_out(path.resolve())
-            elif not os.access(path, os.W_OK):
-                raise ConfigError(f"{path} cannot be written")
-        except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; links in a ring
-            raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from None
-
-
-def _try_out(path: Path) -> None:
-    """Make a file and remove it: permissions do not tell whether that can be done, as in /proc."""
-    path.touch(exist_ok=False)
-    path.unlink()
-
-
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that :func:`check_output` has seen.
+    """Write a file that :func:`tpserve.outputs.check_output` has seen.
 
     Raises:
         ConfigError: it cannot be written any more.

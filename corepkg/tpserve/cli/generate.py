@@ -15,12 +15,13 @@ import typer
 from msgspec.structs import asdict
 
 from tpserve.api.specs import KINDS
-from tpserve.cli.common import check_model, check_output, command_app, file_path, sampling_fields
+from tpserve.cli.common import check_model, command_app, file_path, sampling_fields
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError
 from tpserve.messages import ChatPrompt, SamplingParams
+from tpserve.outputs import check_apart, check_output, inputs, outputs
 from tpserve.settings import load_settings
-from tpserve.values import is_text
+from tpserve.values import is_text, read_json
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -118,10 +119,12 @@ def generate(
     for each, in the same order.
     """
     check_model(model)
-    _check_output(source, output)
+    _check_output(output)
     lines = read_lines(source, sampling_fields(max_tokens=max_tokens, temperature=temperature))
     given = {"model": model, "tp": tp, "device": device, "dtype": dtype, "threads": threads}
     settings = load_settings(given, option or [], config, os.environ)
+    read = [("the input file", source), ("the file of --config", config), *inputs(settings)]
+    check_apart([("--output", output), *outputs(settings)], read)
     with _Bars(results_are_elsewhere=output is not None or not sys.stdout.isatty()) as bars:
         _complete(source, lines, settings, output, bars)
 
@@ -161,7 +164,7 @@ def _read_line(path: Path, number: int, text: bytes, defaults: dict[str, Any]) -
 
 def _decode(text: bytes) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return read_json(text, dict[str, Any])
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
@@ -184,14 +187,12 @@ def _prompt(fields: _Fields) -> str | list[int] | ChatPrompt:
     return given[0]
 
 
-def _check_output(source: Path, output: Path | None) -> None:
+def _check_output(output: Path | None) -> None:
     if output is None:
         return
     if "=" in output.name and output.name.partition(".")[0] in KINDS:
         raise ConfigError(f"-o {output}: -o says where to write", f"Set a plugin's option with --option {output}")
     check_output(output)
-    if output.exists() and source.exists() and output.samefile(source):
-        raise ConfigError(f"--output {output} is the input file")
 
 
 def _complete(source: Path, lines: list[Line], settings: ServeConfig, output: Path | None, bars: _Bars) -> None:

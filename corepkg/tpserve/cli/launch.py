@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from typer.models import OptionInfo
 
-from tpserve.cli.common import check_model, check_output, file_path, print_json, print_table
+from tpserve.cli.common import check_model, file_path, print_json, print_table
 from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError, LaunchError
+from tpserve.outputs import check_apart, outputs
 from tpserve.settings import load_settings, unknown_variables
 
 __all__ = ["app"]
@@ -176,6 +176,7 @@ def launch(
     check_model(model)
     given = {name: value for name, value in locals().items() if name in ServeConfig.__struct_fields__}
     settings = load_settings(given, option or [], config, os.environ)
+    check_apart(outputs(settings), [("the file of --config", config)])
     for warning in unknown_variables(os.environ):
         typer.echo(f"warning: {warning}", err=True)
     if as_json and not dry_run:
@@ -191,8 +192,6 @@ def _print_plan(settings: ServeConfig, as_json: bool) -> None:
     from tpserve.launch.plan import Plan
 
     _check_address(settings)
-    check_output(Path(settings.record) if settings.record else None)
-    _check_traces(settings)
     plan = Plan.make(settings, _note)
     if as_json:
         print_json(plan)
@@ -208,20 +207,6 @@ def _check_address(settings: ServeConfig) -> None:
         listen(settings.host, 0).close()
     except LaunchError:
         listen(settings.host, settings.port).close()  # to be told of the port that was asked for
-
-
-def _check_traces(settings: ServeConfig) -> None:
-    """See that a folder for traces can be made and written, without making it."""
-    if settings.profile:
-        folder = Path(settings.profile)
-        try:
-            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-            with TemporaryDirectory(dir=there):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"no traces can be written in {folder}: {error.strerror}", "Choose another folder"
-            ) from None
 
 
 def _serve(settings: ServeConfig) -> None:

@@ -16,6 +16,7 @@ from tpserve.launch.process import Start
 from tpserve.launch.protocol import ChildSpec
 from tpserve.models.config import ModelConfig
 from tpserve.native.build import prepare
+from tpserve.outputs import check_outputs
 from tpserve.plugins.registry import Registry
 from tpserve.weights.source import ModelFolder, resolve_model
 
@@ -47,8 +48,9 @@ class Plan(msgspec.Struct, frozen=True):
             offline: messages stay in one process.
 
         Raises:
-            UserError: the settings, the model or the plugins do not allow it.
+            UserError: the settings, the model, the plugins or the disk do not allow it.
         """
+        check_outputs(config)
         registry = Registry.discover()
         folder = resolve_model(config.model, config.load_format, notify=notify)
         model = ModelConfig.from_folder(folder.path)

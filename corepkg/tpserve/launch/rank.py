@@ -20,6 +20,7 @@ from tpserve.launch.post import Post
 from tpserve.launch.pulse import Pulse, PulsingSource
 from tpserve.launch.recording import header_of, record_path
 from tpserve.models.config import ModelConfig
+from tpserve.outputs import trace_path
 from tpserve.scheduler.digest import DecisionLog, RoundDecisions
 from tpserve.scheduler.recording import Recorder, RecordingError
 from tpserve.scheduler.replies import NullReplies, ReplySink
@@ -169,7 +170,7 @@ def _build_engine(post: Post, progress: Callable[[int, int], None] | None) -> En
         partial(_join_comm, post, composition.comm) if composition.comm else None,
         progress,
     )
-    return ProfiledEngine(engine, traces / f"rank{post.index}.json") if traces else engine
+    return ProfiledEngine(engine, trace_path(traces, post.index)) if traces else engine
 
 
 def _attention(composition: Composition) -> Callable[[AttentionShape], Attention]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tpserve.errors import ModelError
+from tpserve.values import read_json
 
 __all__ = ["MOST", "Fields"]
 
@@ -86,7 +87,7 @@ class Fields:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = read_json(path.read_bytes(), object)
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}") from None
     except (OSError, msgspec.DecodeError) as error:

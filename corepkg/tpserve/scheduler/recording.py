@@ -231,7 +231,7 @@ class Recording:
             return None
         try:
             found = msgspec.msgpack.decode(payload, type=type_)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RecordingError(
                 f"{self._path}: record {self._records} is of another version, or forged: {error}"
             ) from None

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 import msgspec
 
 from tpserve.errors import ModelError
-from tpserve.values import is_text
+from tpserve.values import is_text, read_json
 
 __all__ = ["build_once", "cache_folder", "content_hash", "in_cache", "is_built"]
 
@@ -201,7 +201,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 def _recall(note: Path) -> _Known | None:
     try:
-        return msgspec.json.decode(note.read_bytes(), type=_Known)
+        return read_json(note.read_bytes(), _Known)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +26,11 @@ from tpserve.weights.layout import check_shapes, stored_shapes
 
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
 
+DAMAGED = "the file is damaged or incomplete"
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """Part of the cache's key; raised when the folders that come out change, or fewer files are taken."""
 
 HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
@@ -94,6 +97,8 @@ def _end_with_parent() -> None:
 def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # all that is needed is in the file
     import gguf
+
+    _check_places(header, source.stat().st_size, gguf)
     import torch
     import transformers
 
@@ -126,6 +131,24 @@ def _config(folder: Path) -> ModelConfig:
         raise ModelError(said, error.hint) from error
 
 
+def _check_places(header: GgufHeader, size: int, gguf: Any) -> None:
+    """Refuse a file whose tensors do not follow each other without a gap, as the format has them.
+
+    One would be read from another's bytes, or as another type than it was written in.
+    """
+    types = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    end, before = header.data, "the head"
+    for name, (kind, begin) in sorted(header.places.items(), key=lambda each: each[1][1]):
+        if kind not in types:
+            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}")
+        if begin != -(-end // header.alignment) * header.alignment:
+            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}")
+        elements, length = types[kind]
+        end, before = begin + prod(header.tensors[name]) // elements * length, name
+        if end > size:
+            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}")
+
+
 def _check_tensors(header: GgufHeader, config: ModelConfig, gguf: Any) -> None:
     """Refuse a file whose tensors are not the model's: transformers draws at random what it does not find."""
     for key in HEAD_SIZES:
@@ -148,7 +171,7 @@ def _parse(reader: Callable[[Any], Any], source: Any) -> Any:
     try:
         return reader(source)
     except (ValueError, IndexError) as error:
-        raise ModelError(f"the file is damaged or incomplete: {error}") from error
+        raise ModelError(f"{DAMAGED}: {error}") from error
 
 
 if __name__ == "__main__":

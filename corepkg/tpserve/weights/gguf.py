@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tpserve.errors import ModelError
+from tpserve.values import TOO_DEEP
 
 __all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "GgufHeader", "read_header"]
 
@@ -23,6 +24,9 @@ NEEDED = ("context_length", "attention.layer_norm_rms_epsilon")
 """Keys in whose place transformers would take numbers of its own, and no tensor's shape would tell."""
 
 DAMAGED = "The file is damaged or incomplete"
+
+ALIGNMENT = 32
+"""Where a file does not say."""
 
 FLOAT16, BFLOAT16 = 1, 30
 """Numbers of two tensor types."""
@@ -38,11 +42,17 @@ class GgufHeader(msgspec.Struct, frozen=True):
         metadata: its keys and values; arrays are left out.
         tensors: the shapes of all tensors, rows first.
         matrix_types: the type numbers of tensors with two or more dimensions.
+        places: each tensor's type number, and where in the file it begins.
+        data: where the first may begin.
+        alignment: of this many bytes every beginning is a multiple.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]
     matrix_types: set[int]
+    places: dict[str, tuple[int, int]] = {}
+    data: int = 0
+    alignment: int = ALIGNMENT
 
     @property
     def architecture(self) -> str:
@@ -63,6 +73,8 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file:
             header = _read(file, path.stat().st_size)
+    except RecursionError:
+        raise ModelError(f"{path} is not a readable GGUF file: it is {TOO_DEEP}") from None
     except (ValueError, KeyError) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     except OSError as error:
@@ -81,20 +93,29 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
     metadata = {}
     for _ in range(keys):
         name = _string(file, size)
-        value = _value(file, _scalar(file, "<I"), size)
-        if value is not None:
-            metadata[name] = value
+        if name in metadata:
+            raise ValueError(f"it has the key {name} twice")
+        metadata[name] = _value(file, _scalar(file, "<I"), size)
+    metadata = {name: value for name, value in metadata.items() if value is not None}
 
-    shapes, types = {}, set()
+    shapes, types, offsets = {}, set(), {}
     for _ in range(tensors):
         name = _string(file, size)
+        if name in shapes:
+            raise ValueError(f"it has the tensor {name} twice")
         dimensions = [_scalar(file, "<Q") for _ in range(_scalar(file, "<I"))]
         shapes[name] = tuple(reversed(dimensions))  # the file has the length of a row first
         kind = _scalar(file, "<I")
-        _scalar(file, "<Q")
+        offsets[name] = kind, _scalar(file, "<Q")
         if len(dimensions) > 1:
             types.add(kind)
-    return GgufHeader(metadata, shapes, types)
+
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise ValueError(f"its general.alignment is {alignment!r}")
+    data = -(-file.tell() // alignment) * alignment
+    places = {name: (kind, data + offset) for name, (kind, offset) in offsets.items()}
+    return GgufHeader(metadata, shapes, types, places, data, alignment)
 
 
 def _value(file: BinaryIO, kind: int, size: int) -> Any:
@@ -104,6 +125,8 @@ def _value(file: BinaryIO, kind: int, size: int) -> Any:
     if kind != _ARRAY:
         return _scalar(file, _SCALARS[kind])
     element, count = _scalar(file, "<I"), _scalar(file, "<Q")
+    if count > size:
+        raise ValueError(f"an array of {count} values in a file of {size}")
     if element in _SCALARS:
         file.seek(count * struct.calcsize(_SCALARS[element]), 1)
     else:

@@ -91,6 +91,7 @@ def test_the_role_of_a_chat_is_no_text() -> None:
         (b'data: {"error": {"message": "a rank died"}}\n\n', 200, "a rank died"),
         (b'data: {"choices": []}\n\n', 200, "the stream broke off"),
         (b"data: nonsense\n\n", 200, "an event that cannot be read"),
+        (b'data: {"more": ' + 5000 * b"[" + 5000 * b"]" + b"}\n\n", 200, "an event that cannot be read: maximum"),
     ],
 )
 def test_a_failure_is_named(content: bytes, status: int, says: str) -> None:

@@ -91,8 +91,44 @@ def test_a_pool_that_turns_out_too_small_is_told(model: Path, monkeypatch: pytes
 def test_arms_do_not_write_to_one_place(setting: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpserve.bench.offline.LLM", None)
     arm = SMALL | {setting: "place"}
-    with pytest.raises(ConfigError, match=f"^arms a and b would both write to .*place. Give each its own {setting}="):
+    says = f"^arm a's {setting} and arm b's {setting} would both write place.*. Give each a file of its own"
+    with pytest.raises(ConfigError, match=says):
         measure(Plan(str(model), "fixed", 2, repeats=1, seed=0), {"a": arm, "b": arm})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ({"profile": "x"}, {"record": "x/rank0.json"}, "arm a's profile and arm b's record would both write x/rank0"),
+        ({"profile": "x"}, {"record": "x"}, "arm b's record would write .*x, and arm a's profile in it"),
+        ({"record": "x"}, {"record": "x/y"}, "arm a's record would write .*x, and arm b's record in it"),
+        ({"profile": "report.json"}, {}, "the report would write .*report.json, and arm a's profile in it"),
+        ({}, {"record": "report.json"}, "the report and arm b's record would both write report.json"),
+        (
+            {"record": "m/config.json"},
+            {"model": "m"},
+            "arm a's record would overwrite .*/config.json, read as arm .'s model",
+        ),
+        ({}, {"record": "no/x"}, "no/x: there is no folder"),
+        ({}, {"profile": "m/config.json"}, "no traces can be written in m/config.json: Not a directory"),
+    ],
+)
+def test_what_an_arm_writes_is_no_others_and_known_to_be_possible_before_anything_is_loaded(
+    a: dict[str, str], b: dict[str, str], says: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpserve.bench.offline.LLM", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").symlink_to(model)
+    plan = Plan(str(model), "fixed", 2, repeats=1, seed=0)
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        measure(plan, {"a": SMALL | a, "b": SMALL | b}, report=Path("report.json"))
+
+
+def test_an_arm_may_have_a_model_of_its_own(model: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", "qwen3")
+    arms = {"a": SMALL, "b": SMALL | {"model": str(other)}}
+    report = measure(Plan(str(model), "fixed", 1, repeats=1, seed=0), arms)
+    assert [report.arms[name].made_of["model"] for name in "ab"] == ["llama", "other"]
 
 
 def test_the_command_writes_json(model: Path, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tpserve.cli.common import check_output, write_output
+from tpserve.cli.common import write_output
 from tpserve.cli.main import main
 from tpserve.errors import ConfigError
+from tpserve.outputs import check_output
 from tpserve.testing.models import make_model
 
 Refused = Callable[..., str]
@@ -44,6 +45,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--a zmq --messages few", "error: --messages: expected numbers"),
         ("--a zmq --json nowhere/x.json", "error: nowhere/x.json: there is no folder"),
         ("--a zmq --html /", "error: / is a folder"),
+        (
+            "--a zmq --json x --html ./x",
+            "error: --json and --html would both write x\nhint: Give each a file of its own",
+        ),
+        ("--a zmq --arrival trace --trace t --json t", "error: --json would overwrite t, read as the file of --trace"),
         ("--a zmq --arrival poisson --free-running", "error: --arrival and --free-running are two different paces"),
         ("--a zmq --arrival trace", "error: --arrival trace needs --trace FILE"),
         ("--a zmq --heartbeat 5 --watchdog 2", "error: heartbeat is 5 s and watchdog 2 s"),
@@ -65,7 +71,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("--messages 1", "error: there is nothing to compare"),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Refused) -> None:
+def test_a_mistake_ends_with_exit_code_2(
+    arguments: str, says: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert says in refused("transport", *arguments.split())
 
 
@@ -89,10 +98,20 @@ def test_a_mistake_ends_with_exit_code_2(arguments: str, says: str, refused: Ref
         (["--a", "", "--b", "--port=1"], "error: B: the bench starts servers its own way, without --port=1"),
         (["--b", "--sync gloo"], "hint: --b needs --a"),
         (["--a", "", "--json", "/"], "error: / is a folder"),
+        (["--a", "", "--json", "x", "--html", "x"], "error: --json and --html would both write x"),
+        (["--a", "--record x", "--b", "--record ./x"], "error: A's record and B's record would both write x"),
+        (["--a", "--profile .", "--html", "rank0.json"], "error: --html and A's profile would both write rank0.json"),
+        (
+            ["--a", "", "--dataset-name", "sharegpt", "--dataset-path", "x", "--json", "x"],
+            "error: --json would overwrite x, read as the file of --dataset-path",
+        ),
         (["--a", "", "--html", "nowhere/x.html"], "error: nowhere/x.html: there is no folder"),
     ],
 )
-def test_so_does_one_about_whole_servers(arguments: list[str], says: str, refused: Refused) -> None:
+def test_so_does_one_about_whole_servers(
+    arguments: list[str], says: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert says in refused("serve", *arguments)
 
 
@@ -105,6 +124,10 @@ def test_so_does_one_about_whole_servers(arguments: list[str], says: str, refuse
         ("--b cach=none", "error: cach: there is no such setting"),
         ("--b cache=nine", "error: cache: expected "),
         ("--b policy=fcsf", "error: there is no policy plugin named 'fcsf'"),
+        ("--b record=x --json x", "error: the report and arm b's record would both write x"),
+        ("--json model/config.json", "error: the report would overwrite"),
+        ("--requests 100000000000000000000", "Invalid value for '--requests'"),
+        ("--repeats 100000000000000000000", "Invalid value for '--repeats'"),
     ],
 )
 def test_so_does_one_about_engines(
@@ -113,6 +136,7 @@ def test_so_does_one_about_engines(
     """Whatever arm it is in, before the first is loaded."""
     monkeypatch.setattr("tpserve.bench.offline.LLM", None)
     model = make_model(tmp_path / "model", "llama")
+    monkeypatch.chdir(tmp_path)
     assert says in refused("offline", "--model", str(model), *arguments.split())
 
 

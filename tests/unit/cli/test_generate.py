@@ -111,10 +111,20 @@ def test_a_bad_line_is_named_before_anything_loads(write, made, tmp_path, line, 
 def test_files_that_cannot_be_used(write, made, tmp_path):
     path = write({"prompt": "a"})
     (tmp_path / "latin").write_bytes(b'{"prompt": "e"}\n{"prompt": "\xe9"}')
+    (tmp_path / "m.gguf").touch()
+    (tmp_path / "c").write_text(f"record: {tmp_path / 'r'}")
+    (tmp_path / "deep").write_text('{"id": ' + 5000 * "[" + 5000 * "]" + "}")
     for arguments, message in [
         ([tmp_path / "none.jsonl"], "none.jsonl cannot be read: .*No such file"),
         ([tmp_path / "latin"], "latin, line 2: not JSON: Invalid UTF-8"),
-        ([path, "-o", path], "is the input file"),
+        ([tmp_path / "deep"], "deep, line 1: not JSON: nested too deep"),
+        ([path, "-o", path], "--output would overwrite .*, read as the input file"),
+        ([path, tmp_path / "m.gguf", "-o", tmp_path / "m.gguf"], "--output would overwrite .*m.gguf, read as model"),
+        (
+            [path, "--config", tmp_path / "c", "-o", tmp_path / "c"],
+            "--output would overwrite .*c, read as the file of --config",
+        ),
+        ([path, "--config", tmp_path / "c", "-o", tmp_path / "r"], "--output and record would both write .*r"),
         ([path, "-o", tmp_path], "is a folder"),
         ([path, "-o", tmp_path / "no" / "out"], "there is no folder"),
         ([path, "--tp", "0"], "--tp"),

@@ -113,11 +113,21 @@ def test_what_cannot_be_is_refused_in_two_lines(run_cli: Any, model: str, flags:
         (["--host", "192.0.2.1", "--port", "8123"], "error: cannot listen on 192.0.2.1 port 8123: "),
         (["--record", "/proc/x"], "error: /proc/x cannot be written: "),
         (["--record", "/nowhere/x"], "error: /nowhere/x: there is no folder /nowhere\n"),
+        (["--record", "r", "--profile", "r"], "error: record would write "),
+        (["--profile", ".", "--record", "rank0.json"], "error: record and profile would both write rank0.json\nhint: "),
+        (["--record", "small/tokenizer.json"], "error: record would overwrite "),
+        (
+            ["--config", "c", "--record", "c"],
+            "error: record would overwrite c, read as the file of --config\nhint: Choose",
+        ),
         (["--profile", "/proc/x"], "error: no traces can be written in /proc/x: "),
         (["--profile", "/dev/null"], "error: no traces can be written in /dev/null: Not a directory\n"),
     ],
 )
-def test_a_dry_run_refuses_what_a_start_would(run_cli: Any, model: str, flags: list[str], error: str) -> None:
+def test_a_dry_run_refuses_what_a_start_would(
+    run_cli: Any, model: str, tmp_path: Path, flags: list[str], error: str
+) -> None:
+    (tmp_path / "c").write_text("tp: 1")
     done = run_cli("launch", model, "--dry-run", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(error)

@@ -242,7 +242,13 @@ def test_a_model_type_names_the_architecture_where_nothing_else_does(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "has no config.json"), ("{", "cannot read"), ("[1]", "not a JSON object")]
+    ("content", "words"),
+    [
+        (None, "has no config.json"),
+        ("{", "cannot read"),
+        ("[1]", "not a JSON object"),
+        (5000 * "[" + 5000 * "]", "cannot read .*config.json: nested too deep"),
+    ],
 )
 def test_a_folder_without_a_readable_config(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

@@ -354,6 +354,11 @@ def test_a_forged_number_is_refused_or_a_difference_and_never_anything_else(path
         ((0, "limits", "pages"), 1 << 40, "record 0 is of another version, or forged: Expected `int` <= "),
         ((0, "limits", "slots"), 0, "record 0 is of another version, or forged: Expected `int` >= 1"),
         ((0, "budget", "step_tokens"), 0, "record 0 is of another version, or forged: Expected `int` >= 1"),
+        (
+            (0, "shape", "x"),
+            msgspec.Raw(5000 * b"\x91" + b"\xc0"),
+            "record 0 is of another version, or forged: maximum",
+        ),
         ((0, "tokenizers"), 0, "record 0 is of another version, or forged: Expected `int` >= 1"),
         ((2, "number"), 7, "record 2 is none that a rank writes: round 7 stands in the place of round 1"),
         (

@@ -71,6 +71,9 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any], r
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_rope_freq_base(config.rope.theta)
     for key, value in extra.items():
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+            continue
         for written in writer.kv_data:
             written.pop(key, None)
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))

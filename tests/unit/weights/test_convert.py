@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tests.unit.weights.conftest import gguf_name
@@ -23,7 +25,7 @@ from tpserve.models.config import ModelConfig
 from tpserve.testing.models import CHAT_TEMPLATE, make_model
 from tpserve.weights import convert
 from tpserve.weights.convert import stored_dtype
-from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader
+from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
 from tpserve.weights.layout import stored_shapes
 
 MakeGguf = Callable[..., Path]
@@ -177,6 +179,56 @@ def test_a_file_that_ends_too_soon_is_one_line(original: Path, make_gguf: MakeGg
     assert child.returncode == 2, errors
     assert errors.startswith("error: the file is damaged or incomplete: ")
     assert errors.count("\n") == 1
+
+
+def test_a_tensor_in_anothers_place_is_one_line(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source = make_gguf(original)
+    content = source.read_bytes()
+    name = b"blk.0.attn_norm.weight"
+    at = content.index(name) + len(name) + 4 + 8 + 4  # after the number of dimensions, one dimension, and the type
+    assert content[at : at + 8] != bytes(8)
+    source.write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    with converter(source, tmp_path / "made") as child:
+        output, errors = child.communicate(timeout=240)
+    assert (child.returncode, output) == (2, "")
+    assert re.fullmatch(
+        r"error: the file is damaged or incomplete: blk\.0\S+ begins at byte \d+, and \S+ ends at \d+\n", errors
+    )
+
+
+def test_tensors_lie_one_behind_the_other(original: Path, make_gguf: MakeGguf) -> None:
+    import gguf
+
+    def check(header: GgufHeader, missing: int = 0) -> None:
+        convert._check_places(header, source.stat().st_size - missing, gguf)
+
+    for matrices in ("F32", "F16", "Q8_0", "Q4_0", "Q5_1"):
+        for alignment in (32, 256):
+            source = make_gguf(original, matrices, {"general.alignment": alignment})
+            header = read_header(source)
+            assert header.alignment == alignment
+            check(header)
+    kinds = {kind.name: kind.value for kind in gguf.GGMLQuantizationType}
+    names = sorted(header.places, key=lambda name: header.places[name][1])
+    first, second, last = names[0], names[1], names[-1]
+
+    def moved(name: str, by: int = 0, kind: str = "") -> GgufHeader:
+        was, begin = header.places[name]
+        return replace(header, places=header.places | {name: (kinds.get(kind, was), begin + by)})
+
+    for wrong, says in [
+        (moved(first, by=-256), f"{first} begins at byte {header.data - 256}, and the head ends at {header.data}$"),
+        (moved(second, by=-256), f"{second} begins at byte .* and {first} ends at"),
+        (moved(second, by=256), f"{second} begins at byte .* and {first} ends at"),
+        (moved(second, by=8), f"{second} begins at byte .* and {first} ends at"),
+        (moved(first, kind="F16"), f"{second} begins at byte .* and {first} ends at"),
+        (moved(last, by=1 << 40), f"{last} begins at byte .* and {names[-2]} ends at"),
+        (replace(header, places=header.places | {first: (999, header.data)}), f"{first} is of the unknown type 999$"),
+    ]:
+        with pytest.raises(ModelError, match=f"^the file is damaged or incomplete: {says}"):
+            check(wrong)
+    with pytest.raises(ModelError, match=f"{last} ends at byte .*, and the file at "):
+        check(header, missing=256)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (head()[:-3], "ends too soon"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "a text of"),
+        (head("llama", ("llama.x", 9, 5000 * struct.pack("<IQ", 9, 1) + struct.pack("<IQ", 0, 0))), "nested too deep"),
+        (
+            head("llama", ("llama.x", 9, struct.pack("<IQ", 12, (1 << 64) - 1))),
+            "an array of 18446744073709551615 values",
+        ),
+        (head("llama", tensors=("a", "a")), "it has the tensor a twice"),
+        (head("llama", ("general.alignment", 4, bytes(4))), "its general.alignment is 0"),
+        (head("llama", ("general.alignment", 8, text("x"))), "its general.alignment is 'x'"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (text("a") + struct.pack("<IIQ", 9, 0, 0)),
+            "it has the key a twice",
+        ),
         (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file"),
         (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),

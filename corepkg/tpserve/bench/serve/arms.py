@@ -14,7 +14,9 @@ import msgspec
 from tpserve.bench.client import await_ready
 from tpserve.bench.http import read_origin
 from tpserve.bench.server import composition, serving
+from tpserve.config import ServeConfig
 from tpserve.errors import ConfigError, LaunchError
+from tpserve.outputs import Named, inputs, outputs
 
 __all__ = ["Arm", "launched", "running"]
 
@@ -39,6 +41,18 @@ class Arm(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.url or shlex.join(["tpserve", "launch", *self.flags])
+
+    def outputs(self) -> Iterator[Named]:
+        """The files that it writes."""
+        return iter(()) if self.url else outputs(self._config, f"{self.name}'s ")
+
+    def inputs(self) -> Iterator[Named]:
+        """What it reads."""
+        return iter(()) if self.url else inputs(self._config, f"{self.name}'s ")
+
+    @property
+    def _config(self) -> ServeConfig:
+        return msgspec.convert(self.composition["config"], ServeConfig)
 
     @contextmanager
     def serving(self) -> Iterator[str]:

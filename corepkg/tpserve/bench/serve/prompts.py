@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from tpserve.errors import ConfigError
+from tpserve.values import read_json
 
 __all__ = ["Prompt", "Prompts", "Workload", "request"]
 
@@ -114,7 +115,7 @@ def _random_prompt(workload: Workload, random: Random) -> Prompt:
 def _read_questions(workload: Workload) -> list[Prompt]:
     path = Path(workload.dataset_path)
     try:
-        talks = msgspec.json.decode(path.read_bytes(), type=list[Talk])
+        talks = read_json(path.read_bytes(), list[Talk])
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except msgspec.DecodeError as error:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from tpserve.bench.transport.messages import SMALLEST
 from tpserve.errors import ConfigError
+from tpserve.values import read_json
 
 __all__ = ["Arrival", "bursts", "read_trace"]
 
@@ -65,7 +66,7 @@ def read_trace(path: Path, size: int) -> list[Arrival]:
     arrivals: list[Arrival] = []
     for number, line in enumerate(lines, 1):
         try:
-            arrival = msgspec.json.decode(line, type=Arrival)
+            arrival = read_json(line, Arrival)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}", HINT) from None
         if 0 < arrival.size < SMALLEST:

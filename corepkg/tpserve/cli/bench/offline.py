@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output, write_output
+from tpserve.cli.common import write_output
 from tpserve.errors import ConfigError
+from tpserve.outputs import check_output
 
 if TYPE_CHECKING:
     from tpserve.bench.offline import Run
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["offline"]
 
 REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256, "stream": 1}
+
+MANY = 100_000
+"""More would fill the memory with prompts before anything runs."""
 
 
 def offline(
@@ -45,11 +49,12 @@ def offline(
         ),
     ] = "fixed",
     requests: Annotated[
-        int | None, typer.Option(min=1, help="All at once; 256, 16, 256 and 1 unless given.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=MANY, help="All at once; 256, 16, 256 and 1 unless given.", show_default=False),
     ] = None,
     a: Annotated[str | None, typer.Option("--a", metavar="SETTING=VALUE,…", help="The baseline: cache=none.")] = None,
     b: Annotated[str | None, typer.Option("--b", metavar="SETTING=VALUE,…", help="What is held against it.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each arm that count; one more warms up.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=MANY, help="Runs of each arm that count; one more warms up.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts and the order of arms.")] = 0,
     json: Annotated[
         Path | None,
@@ -80,7 +85,7 @@ def offline(
             model = str(write_shape(shape, Path(folder) / shape))
             arms = {name: {"load_format": "dummy"} | settings for name, settings in arms.items()}
         plan = Plan(model, workload, requests or REQUESTS[workload], repeats, seed)
-        report = measure(plan, arms, _note)
+        report = measure(plan, arms, _note, json)
     if shape:  # the folder is gone
         report = replace(report, plan=replace(plan, model=f"--shape {shape}"))
     text = msgspec.json.format(msgspec.json.encode(report)) + b"\n"

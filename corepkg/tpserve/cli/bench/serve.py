@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output, interrupted, write_output
+from tpserve.cli.common import interrupted, write_output
 from tpserve.errors import ConfigError
+from tpserve.outputs import check_apart, check_output
 
 if TYPE_CHECKING:
     from tpserve.bench.serve.arms import Arm
@@ -94,6 +95,8 @@ def serve(
     from tpserve.bench.serve.prompts import Workload
 
     check_output(json, html)
+    reports, dataset = [("--json", json), ("--html", html)], [("the file of --dataset-path", dataset_path)]
+    check_apart(reports, dataset)
     if (dataset_name == "sharegpt") != (dataset_path is not None):
         raise ConfigError("--dataset-name sharegpt and --dataset-path FILE go together")
     if dataset_name == "random" and backend != "openai":
@@ -112,6 +115,8 @@ def serve(
     )
     rates, percentiles = read_rates(request_rate), _percentiles(metric_percentiles)
     arms = _arms(url, a, b)
+    written = [file for arm in arms for file in arm.outputs()]
+    check_apart([*reports, *written], [*dataset, *(file for arm in arms for file in arm.inputs())])
     plan = Plan(
         arms=arms,
         workload=workload,

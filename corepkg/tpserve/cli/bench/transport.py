@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tpserve.cli.common import check_output, interrupted, write_output
+from tpserve.cli.common import interrupted, write_output
 from tpserve.errors import ConfigError
+from tpserve.outputs import check_apart, check_output
 from tpserve.settings import load_settings
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def transport(
     if b is not None and a is None:
         raise ConfigError("--b is held against --a, which is not there", "--b needs --a: write --a ARM --b ARM")
     check_output(json, html)
+    check_apart([("--json", json), ("--html", html)], [("the file of --trace", trace)])
     named = [text for text in (a, b) if text is not None]
     named += arm or []
     crossed = combinations([axis for axis in (matrix, *(axes or [])) if axis])

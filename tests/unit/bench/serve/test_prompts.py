@@ -58,7 +58,14 @@ def test_what_length_is_useful_is_told_where_there_is_none(tmp_path: Path) -> No
         assert number in told.value.hint
 
 
-@pytest.mark.parametrize(("content", "says"), [("[]", "has 0 conversations"), ("{}", "not in ShareGPT's format")])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[]", "has 0 conversations"),
+        ("{}", "not in ShareGPT's format"),
+        ('[{"more": ' + 5000 * "[" + 5000 * "]" + "}]", "not in ShareGPT's format: nested too deep"),
+    ],
+)
 def test_a_file_that_does_not_do_is_told(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "talks.json"
     with pytest.raises(ConfigError, match="No such file"):

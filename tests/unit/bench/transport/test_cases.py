@@ -74,6 +74,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         ('{"at": 1}\n{"at": 0.5}', "line 2: earlier"),
         ('{"at": 1, "size": 10}', "line 1: a message has at least 64 bytes"),
         ("nonsense", "line 1"),
+        ('{"more": ' + 5000 * "[" + 5000 * "]" + "}", "line 1: nested too deep"),
     ],
 )
 def test_a_wrong_trace_is_refused(tmp_path: Path, text: str, says: str) -> None:
