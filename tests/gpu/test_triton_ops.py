@@ -59,6 +59,7 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
     large = draw(6144, 4096)
     larges = ops.linear(large), ops.gated_linear(large)
     in_parts, qkv = ops.linear_in_parts(draw(4096, 4096)), ops.linear_in_parts(large)
+    turned = ops.linear_in_parts(draw(4096, 14_336))
     wide = ops.gated_linear(draw(28_672, 4096))
     hidden = draw(4096)
     caches = [draw(25, 16, 1, 64) for _ in range(2)]
@@ -74,7 +75,8 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
             each(draw(n, 4096))
         parts = qkv(draw(n, 4096)).unflatten(-1, (96, 64))
         ops.rotate_and_store(parts, draw(n, 64, dtype=torch.float32), *caches, torch.arange(n).cuda())
-        ops.add_rms_norm(in_parts(draw(n, 4096)), draw(n, 4096), hidden, 1e-6)
+        for product, columns in ((in_parts, 4096), (turned, 14_336)):
+            ops.add_rms_norm(product(draw(n, columns)), draw(n, 4096), hidden, 1e-6)
         for row in ({"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 3}):
             ops.sample(draw(n, 5000), sampling_batch([row] * n, "cuda"))
 
@@ -87,7 +89,7 @@ def test_other_numbers_of_rows_compile_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert not compiled
 
 
-@pytest.mark.parametrize("rows", [17, 32, 33, 64, 65, 100, 128, 200, 256, 300])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 33, 64, 65, 100, 128, 200, 256, 300])
 @pytest.mark.parametrize(("out", "columns"), [(4096, 4096), (6144, 4096), (28_672, 4096), (4096, 14_336)])
 def test_large_weights_are_multiplied_rightly_however_that_is_done(out: int, columns: int, rows: int) -> None:
     weight, x, ops = draw(out, columns) / columns**0.5, draw(rows, columns), make_ops()

@@ -19,7 +19,7 @@ from tpserve_attn_triton import linear as launches
 from tpserve_attn_triton import ops
 from tpserve_attn_triton.device import device_of
 from tpserve_attn_triton.ops import Tiles, TritonOps
-from tpserve_attn_triton.shapes import Block, Blocks, choose_parts, choose_wide, prefers_light
+from tpserve_attn_triton.shapes import Block, Blocks, choose_parts, choose_wide
 
 SPEC = tpserve_ops()[0]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,61 +85,129 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
 def test_few_rows_have_the_same_bits_in_any_batch(
     most: int, fewer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "choose_wide", in_tiles)
     weight, x = draw(24, 512), draw(most, 512)
-    linear = TritonOps(NoOptions()).linear(weight)
-    found = linear(x)
-    for rows in fewer:
-        assert torch.equal(linear(x[:rows]), found[:rows])
+    for turned in (False, True):
+        monkeypatch.setattr(launches, "choose_wide", in_tiles)
+        monkeypatch.setattr(launches, "is_turned", lambda *_, turned=turned: turned)
+        linear = TritonOps(NoOptions()).linear_in_parts(weight)
+        found = linear(x)
+        for rows in fewer:
+            assert torch.equal(linear(x[:rows]), found[..., :rows, :])
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [17, 32, 33, 64, 65, 128])
-def test_some_rows_are_multiplied_in_tiles(rows: int, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "turned"), [(2, False), (16, True), (17, False), (33, True), (128, False)])
+def test_some_rows_are_multiplied_in_tiles(
+    rows: int, turned: bool, gated: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        launches, "choose_wide", lambda *shape, gated: asked.append(shape[2]) or in_tiles(*shape, gated=gated)
-    )
-    weight, x, offset = draw(200, 264) / 16, draw(rows, 264, seed=2), draw(200, seed=3) if bias else None
+
+    def choose(out: int, columns: int, room: int, **how: bool) -> Block:
+        asked.append(room)
+        return in_tiles(out, columns, room, **how)
+
+    monkeypatch.setattr(launches, "choose_wide", choose)
+    monkeypatch.setattr(launches, "is_turned", lambda *_: turned)
+    weight, x, offset = draw(208, 264) / 16, draw(rows, 264, seed=2), draw(208, seed=3) if bias else None
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     if gated:
         gate, up = expected.chunk(2, dim=-1)
         expected = gate * gate.sigmoid() * up
     triton_ops = TritonOps(NoOptions())
-    found = (triton_ops.gated_linear if gated else triton_ops.linear)(weight, offset)(x)
-    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
-    assert asked == [next(room for room in (32, 64, 128) if rows <= room)]
+    bind = triton_ops.gated_linear if gated else triton_ops.linear if bias else triton_ops.linear_in_parts
+    found = bind(weight, offset)(x)
+    torch.testing.assert_close(found.double().view(rows, -1), expected, rtol=0.02, atol=0.02)
+    assert asked == [next(room for room in (16, 32, 64, 128) if rows <= room)]
+
+
+@pytest.mark.parametrize(("rows", "turned"), [(1, True), (7, False), (7, True)])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_the_columns_of_tiles_are_divided_into_parts(
+    parts: int, rows: int, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five blocks of columns, of which the last is not full: parts of three and two, or of two, two and one."""
+    monkeypatch.setattr(launches, "choose_wide", lambda *_, **__: Block(64, 64, 4, 3, parts))
+    monkeypatch.setattr(launches, "is_turned", lambda *_: turned)
+    weight, x = draw(208, 264) / 16, draw(rows, 264, seed=2)
+    found = TritonOps(NoOptions()).linear_in_parts(weight)(x)
+    assert found.shape == (parts, rows, 208)
+    torch.testing.assert_close(found.double().sum(0), x.double() @ weight.double().T, rtol=0.02, atol=0.03)
+
+
+@pytest.mark.parametrize("rows", [0, 5, 67, 150])
+@pytest.mark.parametrize("gated", [False, True])
+def test_torch_multiplies_with_turned_weights_too(rows: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "is_turned", lambda *_: True)
+    monkeypatch.setattr(launches, "choose_parts", lambda *_: 2)
+    triton_ops, weight, x = TritonOps(NoOptions()), draw(48, 64) / 8, draw(rows, 64, seed=2)
+    expected = x.double() @ weight.double().T
+    if gated:
+        gate, up = expected.chunk(2, dim=-1)
+        torch.testing.assert_close(
+            triton_ops.gated_linear(weight)(x).double(), gate * gate.sigmoid() * up, rtol=0.02, atol=0.02
+        )
+    else:
+        found = triton_ops.linear_in_parts(weight)(x)
+        assert found.shape == (2, rows, 48)
+        torch.testing.assert_close(found.double().sum(0), expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(260, torch.bfloat16), (264, torch.float32)], ids=str)
 def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
     columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "choose_wide", lambda *_, gated: pytest.fail("asked"))
+    monkeypatch.setattr(launches, "choose_wide", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(launches, "is_turned", lambda *_: True)
     weight, x = draw(24, columns).to(dtype), draw(20, columns).to(dtype)
     found = TritonOps(NoOptions()).linear(weight)(x)
     torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.2)
 
 
-def test_tiles_and_libraries_are_chosen_for_large_weights_alone() -> None:
+def test_tiles_and_parts_are_chosen_for_large_weights_alone() -> None:
     assert choose_wide(28_672, 4096, 64, gated=True)
-    assert choose_wide(28_672, 4096, 128, gated=True)
-    assert not choose_wide(28_672, 4096, 128, gated=False)
-    assert not choose_wide(51_200, 5120, 128, gated=True)
-    assert choose_wide(4096, 14_336, 32, gated=False)
-    assert not choose_wide(4096, 14_336, 64, gated=False)
+    assert not choose_wide(28_672, 4096, 128, gated=True)
+    assert choose_wide(28_672, 4096, 128, gated=True, turned=True)
+    assert not choose_wide(4096, 14_336, 128, in_parts=True, turned=True)
+    assert choose_wide(4096, 14_336, 32)
+    assert not choose_wide(4096, 14_336, 64)
     assert not choose_wide(6144, 1024, 32, gated=True)
-    assert not choose_wide(128_256, 4096, 32, gated=False)
-    assert [rows for rows in (32, 64, 112, 113, 256, 257) if prefers_light(4096, 14_336, rows)] == [64, 112]
-    assert not prefers_light(6144, 4096, 64)
+    assert not choose_wide(128_256, 4096, 32)
     assert [choose_parts(4096, 14_336, rows) for rows in (1, 64, 65, 384, 385)] == [1, 1, 2, 2, 1]
     assert [choose_parts(6144, 4096, rows) for rows in (160, 161, 232, 233)] == [1, 2, 2, 1]
     assert choose_parts(1024, 3072, 128) == choose_parts(28_672, 4096, 128) == 1
 
 
-def in_tiles(out: int, columns: int, rows: int, *, gated: bool) -> Block:
-    return Block(64 if not gated else 128, 64, 4, 3)
+@pytest.mark.parametrize(
+    ("out", "columns", "turned", "parts"),
+    [(6144, 4096, False, 2), (4096, 4096, False, 2), (4096, 14_336, True, 4), (5120, 25_600, False, 3)],
+)
+def test_parts_of_tiles_run_at_a_time(out: int, columns: int, turned: bool, parts: int) -> None:
+    block = choose_wide(out, columns, 16, in_parts=True, turned=turned)
+    assert block is not None
+    assert block.parts == parts
+    assert parts * out // block.rows <= 132
+
+
+def test_only_what_is_activated_or_may_be_in_parts_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "is_turned", lambda *_: True)
+    weight = draw(32, 64)
+    shapes = [
+        product.weight.shape
+        for product in (
+            launches.bind(weight),
+            launches.bind(weight, gated=True),
+            launches.bind(weight, in_parts=True),
+            launches.bind(weight, draw(32), in_parts=True),
+            launches.bind(draw(32, 60), gated=True),
+            launches.bind(weight.float(), gated=True),
+        )
+    ]
+    assert shapes == [(32, 64), (64, 32), (64, 32), (32, 64), (32, 60), (32, 64)]
+
+
+def in_tiles(*_: int, gated: bool, **__: bool) -> Block:
+    return Block(128 if gated else 64, 64, 4, 3)
 
 
 def draw(*size: int, seed: int = 1) -> torch.Tensor:

@@ -130,7 +130,7 @@ def measure_layers(ops: dict[str, Ops]) -> Iterator[Case]:
     for name, (count, hidden, q_heads, kv_heads, mlp) in LAYERS.items():
         sizes = ((q_heads + 2 * kv_heads) * 128, hidden), (hidden, q_heads * 128), (2 * mlp, hidden), (hidden, mlp)
         weights = [[random(*size) / 50 for size in sizes] for _ in range(count)]
-        for n in (1, 8):
+        for n in (1, 8, 32, 128, 256):
             x = random(n, hidden)
             calls: dict[str, list[Callable[[], object]]] = {
                 by: [make_layers(each, weights, x, kv_heads)] for by, each in ops.items()
@@ -142,10 +142,10 @@ def make_layers(ops: Ops, weights: list[list[torch.Tensor]], x: torch.Tensor, kv
     """Layers with those weights: ``qkv``, ``o``, ``gate_up`` and ``down``."""
     n, hidden = x.shape
     norm, head_norm, angles = random(hidden), random(128), torch.rand(n, 128, device="cuda")
-    keys, values = (random(1, 16, kv_heads, 128) for _ in range(2))
+    keys, values = (random(n, 1, kv_heads, 128) for _ in range(2))
     slots = torch.arange(n, device="cuda")
     layers = [
-        (ops.linear(qkv), ops.linear(o), ops.gated_linear(gate_up), ops.linear(down))
+        (ops.linear_in_parts(qkv), ops.linear_in_parts(o), ops.gated_linear(gate_up), ops.linear_in_parts(down))
         for qkv, o, gate_up, down in weights
     ]
 
@@ -153,7 +153,8 @@ def make_layers(ops: Ops, weights: list[list[torch.Tensor]], x: torch.Tensor, kv
         residual = x.clone()
         now = ops.rms_norm(residual, norm, 1e-6)
         for qkv, o, gate_up, down in layers:
-            heads = qkv(now).view(n, -1, 128)
+            heads = qkv(now)
+            heads = heads.view(*heads.shape[:-1], -1, 128)
             q = ops.rotate_and_store(heads, angles, keys, values, slots, head_norm, head_norm)
             now, residual = ops.add_rms_norm(o(q.flatten(1)), residual, norm, 1e-6)
             now, residual = ops.add_rms_norm(down(gate_up(now)), residual, norm, 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -10,13 +11,25 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpserve_attn_triton.device import device_of, power_of_two
 from tpserve_attn_triton.products import MOST_ROWS, matvec, narrow, wide
-from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_parts, choose_wide, prefers_light
+from tpserve_attn_triton.shapes import WIDE_ROWS, Block, choose_blocks, choose_parts, choose_wide, is_turned
 from tpserve_attn_triton.steps import silu_and_mul
 
-__all__ = ["Product", "activate"]
+__all__ = ["Product", "activate", "bind"]
 
 _ACTIVATED = 1024
 """Columns that a program activates."""
+
+
+def bind(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False, in_parts: bool = False
+) -> Product:
+    """Prepare a product with ``weight`` ``[out, in]``."""
+    out, columns = weight.shape
+    in_parts = in_parts and bias is None
+    tiled = device_of(weight.device).tiles and weight.itemsize == 2 and columns % 8 == 0
+    turned = tiled and (gated or in_parts) and out % 16 == 0 and is_turned(out, columns)
+    kept = weight.t().contiguous() if turned else weight.contiguous()
+    return Product(kept, bias, gated, in_parts, tiled, turned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,53 +37,83 @@ class Product:
     """A product with a weight ``[out, in]``; see :mod:`tpserve_attn_triton.products`.
 
     Attributes:
+        weight: ``[out, in]``, or ``[in, out]`` if it is turned.
         gated: it is activated.
         in_parts: it may be ``[parts, n, out]``, which whatever follows adds up; it has no bias.
+        tiled: the copy engine can read the weight.
+        turned: the weight is; then it is gated or may be in parts.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     gated: bool
-    in_parts: bool = False
+    in_parts: bool
+    tiled: bool
+    turned: bool
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply ``[n, in]``."""
+        x = x.contiguous()
+        if x.shape[0] == 0:
+            return self._multiply(x)
+        if (block := self._tile(x)) is not None:
+            return self._launch_tiles(x, block)
+        if (block := self._block(x.shape[0])) is not None:
+            return self._launch(x, block)
+        return self._multiply(x)
+
+    def _tile(self, x: torch.Tensor) -> Block | None:
+        """The block of ``wide``; None where another way is as fast, or the copy engine cannot read what it needs."""
         n = x.shape[0]
-        if n and (block := self._block(x, n)) is not None:
-            return self._launch(x.contiguous(), n, block)
-        out, columns = self.weight.shape
-        if self.in_parts and self.weight.itemsize == 2 and (parts := choose_parts(out, columns, n)) > 1:
-            each = columns // parts
-            return torch.bmm(
-                x.reshape(n, parts, each).transpose(0, 1), self.weight.view(out, parts, each).permute(1, 2, 0)
-            )
-        product = _multiply(x, self.weight, self.bias)
-        return activate(product) if self.gated else product
-
-    def _block(self, x: torch.Tensor, n: int) -> Block | None:
-        """Of the kernel of our own; None where torch's is as fast, or ours cannot be."""
-        out, columns = self.weight.shape
-        blocks = choose_blocks(out, columns)
-        if n == 1:
-            return blocks.one
-        if n > WIDE_ROWS[-1] or self.weight.itemsize != 2:
+        if not self.tiled or n > WIDE_ROWS[-1] or (n == 1 and not self.turned) or x.data_ptr() % 16:
             return None
-        if n <= MOST_ROWS:
-            return blocks.few
-        # What the copy engine asks for.
-        fits = columns % 8 == 0 and x.data_ptr() % 16 == 0 and self.weight.data_ptr() % 16 == 0
-        if not fits or not device_of(x.device).tiles:
-            return None
-        return choose_wide(out, columns, _room(n), gated=self.gated)
+        return choose_wide(*self._shape(), _room(n), gated=self.gated, in_parts=self.in_parts, turned=self.turned)
 
-    def _launch(self, x: torch.Tensor, n: int, block: Block) -> torch.Tensor:
-        device = device_of(x.device)
-        weight, (rows, columns) = self.weight, self.weight.shape
+    def _block(self, n: int) -> Block | None:
+        """The block of ``matvec`` or ``narrow``; None where torch's product is as fast, or those cannot be."""
+        if self.turned or n > MOST_ROWS or (n > 1 and self.weight.itemsize != 2):
+            return None
+        blocks = choose_blocks(*self._shape())
+        return blocks.one if n == 1 else blocks.few
+
+    def _launch(self, x: torch.Tensor, block: Block) -> torch.Tensor:
+        n, (rows, columns) = x.shape[0], self._shape()
         out = torch.empty(n, rows // 2 if self.gated else rows, dtype=x.dtype, device=x.device)
-        bias = weight if self.bias is None else self.bias
-        options = {
-            "OUT": out.shape[1],
-            "IN": columns,
+        options = self._options(block) | {"OUT": out.shape[1], "IN": columns}
+        arguments = x, self.weight, self._bias(), out
+        grid = (-(-rows // block.rows),)
+        if n == 1:
+            matvec[grid](*arguments, **options)
+        else:
+            narrow[grid](*arguments, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
+        return out
+
+    def _launch_tiles(self, x: torch.Tensor, block: Block) -> torch.Tensor:
+        n, (rows, columns) = x.shape[0], self._shape()
+        lines = block.rows // 2 if self.gated else block.rows
+        size = [block.columns, lines] if self.turned else [lines, block.columns]
+        share = -(-columns // (block.parts * block.columns)) * block.columns
+        out = torch.empty(block.parts, n, rows // 2 if self.gated else rows, dtype=x.dtype, device=x.device)
+        wide[-(-rows // block.rows), block.parts](
+            TensorDescriptor.from_tensor(x, [_room(n), block.columns]),
+            TensorDescriptor.from_tensor(self.weight, size),
+            self._bias(),
+            out,
+            n,
+            out.shape[-1],
+            columns,
+            share,
+            ROWS=_room(n),
+            TURNED=self.turned,
+            WIDE=not x.is_cuda,
+            **self._options(block),
+        )
+        return out if self.in_parts else out[0]
+
+    def _options(self, block: Block) -> dict[str, Any]:
+        """What all launches have in common."""
+        device = device_of(self.weight.device)
+        return {
             "BLOCK": block.rows,
             "COLUMNS": block.columns,
             "GATED": self.gated,
@@ -80,35 +123,30 @@ class Product:
             "num_stages": block.stages,
             **device.options(),
         }
-        grid = (-(-rows // block.rows),)
-        if n == 1:
-            matvec[grid](x, weight, bias, out, **options)
-        elif n <= MOST_ROWS:
-            narrow[grid](x, weight, bias, out, n, PARTS=block.warps, WIDE=not x.is_cuda, **options)
-        else:
-            room, lines = _room(n), block.rows // 2 if self.gated else block.rows
-            tiles = TensorDescriptor.from_tensor(weight, [lines, block.columns])
-            rows_of_x = TensorDescriptor.from_tensor(x, [room, block.columns])
-            wide[grid](rows_of_x, tiles, bias, out, n, ROWS=room, WIDE=not x.is_cuda, **options)
-        return out
+
+    def _bias(self) -> torch.Tensor:
+        """Something for kernels that take one."""
+        return self.weight if self.bias is None else self.bias
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """By torch."""
+        n, (out, columns) = x.shape[0], self._shape()
+        weight = self.weight.t() if self.turned else self.weight
+        if self.in_parts and weight.itemsize == 2 and (parts := choose_parts(out, columns, n)) > 1:
+            each = columns // parts
+            return torch.bmm(x.view(n, parts, each).transpose(0, 1), weight.t().view(parts, each, out))
+        product = functional.linear(x, weight, self.bias)
+        return activate(product) if self.gated else product
+
+    def _shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight."""
+        first, second = self.weight.shape
+        return (second, first) if self.turned else (first, second)
 
 
 def _room(n: int) -> int:
     """Rows that the kernel is compiled for which multiplies ``n``."""
     return next(rows for rows in WIDE_ROWS if n <= rows)
-
-
-def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Torch's product, by the library that is faster."""
-    out, columns = weight.shape
-    if not (x.is_cuda and prefers_light(out, columns, x.shape[0])):
-        return functional.linear(x, weight, bias)
-    before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    try:
-        return functional.linear(x, weight, bias)
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)
 
 
 def activate(gate_up: torch.Tensor) -> torch.Tensor:

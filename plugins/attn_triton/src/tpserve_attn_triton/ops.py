@@ -9,7 +9,7 @@ import torch
 from tpserve.api import Linear, Ops, Options, SamplingBatch
 from tpserve_attn_triton.device import Device, device_of, power_of_two
 from tpserve_attn_triton.filters import restrict, survey
-from tpserve_attn_triton.linear import Product, activate
+from tpserve_attn_triton.linear import activate, bind
 from tpserve_attn_triton.products import MOST_ROWS
 from tpserve_attn_triton.sampling import draw, settle
 from tpserve_attn_triton.steps import rms_norm, rotate_and_store
@@ -63,15 +63,15 @@ class TritonOps(Ops):
         vocabulary's, and in any of those that share a kernel of ``wide``; alone, and in other batches, it may be
         rounded otherwise.
         """
-        return Product(weight.contiguous(), bias, gated=False)
+        return bind(weight, bias)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """As :meth:`linear`, with the activation in the same kernel for few rows."""
-        return Product(weight.contiguous(), bias, gated=True)
+        return bind(weight, bias, gated=True)
 
     def linear_in_parts(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """As :meth:`linear`, but in two parts where torch would otherwise divide the sum itself."""
-        return Product(weight.contiguous(), bias, gated=False, in_parts=bias is None)
+        """As :meth:`linear`, but in parts where the weight has too few rows for all multiprocessors."""
+        return bind(weight, bias, in_parts=True)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm."""

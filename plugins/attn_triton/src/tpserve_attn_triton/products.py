@@ -8,7 +8,8 @@ whose sums are added at the end; one program alone for each row of the weight ke
 it the bits, independent of how many rows there are.
 
 ``wide`` is for up to 128 rows and large weights: the copy engine brings tiles of both, and the tensor cores take the
-weight's rows for those of a tile, so that few rows of ``x`` waste nothing.
+weight's rows for those of a tile, so that few rows of ``x`` waste nothing. Where there are too few tiles for all
+multiprocessors, the columns are divided between programs, and whatever follows adds up their sums.
 
 With ``GATED``, a weight is two, one below the other, and the result is ``silu`` of the first product times the second.
 """
@@ -143,40 +144,41 @@ def wide(
     n,
     OUT,
     IN,
+    SHARE,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    TURNED: tl.constexpr,
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Multiply ``n`` rows, ``ROWS`` at most; a program for each ``BLOCK`` rows of the weight.
+    """Multiply ``n`` rows, ``ROWS`` at most; a program for each ``BLOCK`` rows of the weight and part of its columns.
 
     Args:
         x: a descriptor of ``[n, IN]``, blocks ``[ROWS, COLUMNS]``.
-        weight: one of ``[OUT, IN]`` or, if ``GATED``, ``[2 * OUT, IN]``; blocks of ``BLOCK`` rows, or half as many.
-        bias, out: as for :func:`narrow`.
+        weight: one of ``[OUT, IN]`` or, if ``GATED``, ``[2 * OUT, IN]``; blocks of ``BLOCK`` rows, or half as many. If
+            ``TURNED``, it lies the other way round, and so do its blocks.
+        bias: as for :func:`narrow`.
+        out: ``[parts, n, OUT]``, written; if ``GATED`` or ``BIASED``, there is one part.
+        SHARE: columns of a part, a multiple of ``COLUMNS``.
         COLUMNS: columns of the weight at a time, a power of two.
         WIDE: whether to multiply in float32, whatever the dtype.
     """
     WIDTH: tl.constexpr = BLOCK // 2 if GATED else BLOCK
-    start = tl.program_id(0) * WIDTH
+    start, part = tl.program_id(0) * WIDTH, tl.program_id(1)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     result = tl.zeros([WIDTH, ROWS], tl.float32)
     up = tl.zeros([WIDTH, ROWS], tl.float32)
-    for column in range(0, IN, COLUMNS):
+    for column in range(part * SHARE, tl.minimum(part * SHARE + SHARE, IN), COLUMNS):
         some = x.load([0, column])
-        block = weight.load([start, column])
         if WIDE:
-            some, block = some.to(tl.float32), block.to(tl.float32)
-        result = tl.dot(block, some.T, result)
+            some = some.to(tl.float32)
+        result = tl.dot(tile(weight, start, column, TURNED, WIDE), some.T, result)
         if GATED:
-            block = weight.load([OUT + start, column])
-            if WIDE:
-                block = block.to(tl.float32)
-            up = tl.dot(block, some.T, up)
+            up = tl.dot(tile(weight, OUT + start, column, TURNED, WIDE), some.T, up)
     if OVERLAP:
         # No sooner: it would take room that the programs of this one need.
         tl.extra.cuda.gdc_launch_dependents()
@@ -189,10 +191,17 @@ def wide(
             up += tl.load(bias + OUT + outs, mask=inside, other=0.0).to(tl.float32)[:, None]
         result = result * tl.sigmoid(result) * up
     tl.store(
-        out + rows[None, :] * OUT + outs[:, None],
+        out + (part * n + rows[None, :]) * OUT + outs[:, None],
         result.to(out.dtype.element_ty),
         mask=(rows < n)[None, :] & inside[:, None],
     )
+
+
+@triton.jit
+def tile(weight, row, column, TURNED: tl.constexpr, WIDE: tl.constexpr):
+    """A block of the weight, rows first."""
+    block = weight.load([column, row]).T if TURNED else weight.load([row, column])
+    return block.to(tl.float32) if WIDE else block
 
 
 @triton.jit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_parts", "choose_wide", "prefers_light"]
+__all__ = ["WIDE_ROWS", "Block", "Blocks", "choose_blocks", "choose_parts", "choose_wide", "is_turned"]
 
-WIDE_ROWS = (32, 64, 128)
+WIDE_ROWS = (16, 32, 64, 128)
 """Rows of ``x`` that kernels of ``wide`` are compiled for, rising."""
 
 
@@ -19,12 +19,14 @@ class Block:
         columns: of the weight at a time; in ``narrow``, in each of as many parts as there are warps.
         warps: of a program.
         stages: blocks in flight, the one multiplied included; of ``narrow`` and ``wide``.
+        parts: in how many the columns are divided; of ``wide``.
     """
 
     rows: int
     columns: int
     warps: int
     stages: int = 1
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Blocks:
     few: Block | None
 
 
+def is_turned(out: int, columns: int) -> bool:
+    """Whether a weight ``[out, columns]`` is kept as ``[columns, out]``.
+
+    Libraries multiply 65 to 320 rows with it sooner so, and ``wide`` a few; a prompt of some thousand tokens takes
+    longer, and one row, which ``matvec`` cannot multiply then.
+    """
+    return (out, columns) in _TURNED
+
+
 def choose_blocks(out: int, columns: int) -> Blocks:
     """The blocks for a weight ``[out, columns]``."""
     if out > _LARGE:
@@ -50,17 +61,26 @@ def choose_blocks(out: int, columns: int) -> Blocks:
     return Blocks(_MEASURED.get((out, columns), one), few)
 
 
-def choose_wide(out: int, columns: int, rows: int, *, gated: bool) -> Block | None:
-    """The block of ``wide`` for a weight ``[out, columns]`` and one of ``WIDE_ROWS``; None where torch's is as fast."""
-    if out > _LARGE or out * columns < _FILLING:
+def choose_wide(
+    out: int, columns: int, rows: int, *, gated: bool = False, in_parts: bool = False, turned: bool = False
+) -> Block | None:
+    """The block of ``wide`` for a weight ``[out, columns]`` and one of ``WIDE_ROWS``; None where another is as fast.
+
+    Args:
+        in_parts: there may be several.
+        turned: the weight is.
+    """
+    if out > _LARGE or out * columns < _FILLING or (rows > 64 and not (gated and turned)):
         return None
-    if rows > 64:
-        return _WIDEST.get((out, columns)) if gated else None
     if gated:
-        return Block(128, 128, 4, 4)
-    if rows > WIDE_ROWS[0] and out < 6144:
+        return Block(256, 64, 8, 4) if turned else Block(128, 128, 4, 4)
+    if in_parts:
+        high = 128 if turned or 2 * -(-out // 64) > _PROGRAMS else 64
+        parts = max(1, min(_PARTS, _PROGRAMS // -(-out // high)))
+        return Block(high, 64, 8, 4, parts) if turned else Block(high, 128, 4, 6 if high == 64 else 4, parts)
+    if rows != 32 and out < 6144:
         return None
-    return Block(64, 128, 4, 6 if rows <= WIDE_ROWS[0] else 5)
+    return Block(64, 128, 4, 6 if rows <= 32 else 5)
 
 
 def choose_parts(out: int, columns: int, rows: int) -> int:
@@ -72,11 +92,6 @@ def choose_parts(out: int, columns: int, rows: int) -> int:
     if out >= 6144 or out * columns < _FILLING or out % 16 or columns % 16:
         return 2 if rows in _HALVED.get((out, columns), ()) else 1
     return 2 if rows in _IN_PARTS else 1
-
-
-def prefers_light(out: int, columns: int, rows: int) -> bool:
-    """Whether cublasLt is faster than cuBLAS with so many rows and a weight ``[out, columns]``."""
-    return rows in _LIGHT.get((out, columns), ())
 
 
 # In a chain of the steps of layers, on an H200, for the shapes of Qwen3-0.6B and Llama-3.1-8B; where the rule does as
@@ -93,10 +108,15 @@ _LARGE = 1 << 16
 _FILLING = 1 << 24
 """Numbers of a weight whose tiles keep all multiprocessors reading."""
 
-_IN_PARTS = range(65, 385)
-"""Rows for which products of weights with few rows are faster in parts."""
+_PROGRAMS = 132
+"""Programs of ``wide`` that an H100 or H200 runs at a time."""
 
-# Measured alone, for the shapes of Llama-3.1-8B: with more rows torch's default is better, or as good.
-_LIGHT = {(4096, 4096): range(33, 257), (4096, 14_336): range(33, 113)}
+_PARTS = 4
+"""Parts of ``wide``, at the most."""
+
+_IN_PARTS = range(65, 385)
+"""Rows for which torch's products with weights of few rows are faster in parts."""
+
+# Measured alone, for the shapes of Llama-3.1-8B.
 _HALVED = {(6144, 4096): range(161, 233)}
-_WIDEST = {(28_672, 4096): Block(256, 64, 8, 4)}
+_TURNED = {(28_672, 4096), (4096, 14_336)}
