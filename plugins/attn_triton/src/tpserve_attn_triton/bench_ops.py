@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from tpserve.api import NoOptions, Ops, SamplingBatch
+from tpserve.api import Linear, NoOptions, Ops, SamplingBatch
 from tpserve_attn_triton.bench import copy_rate, load_class, time_graph
 
 __all__ = ["main"]
@@ -116,13 +116,20 @@ def measure_products(ops: dict[str, Ops]) -> Iterator[Case]:
     for name, (out, columns) in WEIGHTS.items():
         size = 2 * out * columns
         weights = [random(out, columns) for _ in range(max(2, POOL // size))]
-        for n in (1, 2, 8, 16):
+        for n in (1, 2, 8, 16, 32, 64):
             x = random(n, columns)
-            prepare = {by: each.gated_linear if "gate" in name else each.linear for by, each in ops.items()}
+            prepare = {by: binder(each, name) for by, each in ops.items()}
             calls: dict[str, list[Callable[[], object]]] = {
                 by: [partial(how(weight), x) for weight in weights] for by, how in prepare.items()
             }
             yield name, n, size, calls
+
+
+def binder(ops: Ops, name: str) -> Callable[[torch.Tensor], Linear]:
+    """What a model binds such a weight with."""
+    if "gate" in name:
+        return ops.gated_linear
+    return ops.linear if "head" in name else ops.linear_in_parts
 
 
 def measure_layers(ops: dict[str, Ops]) -> Iterator[Case]:
