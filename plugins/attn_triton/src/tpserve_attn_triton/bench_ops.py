@@ -148,9 +148,9 @@ def measure_layers(ops: dict[str, Ops]) -> Iterator[Case]:
 def make_layers(ops: Ops, weights: list[list[torch.Tensor]], x: torch.Tensor, kv_heads: int) -> Callable[[], object]:
     """Layers with those weights: ``qkv``, ``o``, ``gate_up`` and ``down``."""
     n, hidden = x.shape
-    norm, head_norm, angles = random(hidden), random(128), torch.rand(n, 128, device="cuda")
+    norm, head_norm, angles = random(hidden), random(128), torch.rand(n, 128, device=x.device)
     keys, values = (random(n, 1, kv_heads, 128) for _ in range(2))
-    slots = torch.arange(n, device="cuda")
+    slots = torch.arange(n, device=x.device)
     layers = [
         (ops.linear_in_parts(qkv), ops.linear_in_parts(o), ops.gated_linear(gate_up), ops.linear_in_parts(down))
         for qkv, o, gate_up, down in weights
