@@ -160,7 +160,7 @@ def test_files_of_one_name_and_other_content_are_kept_apart(
 ) -> None:
     monkeypatch.setattr(source, "_run_converter", lambda *_: None)
 
-    one, two = (resolve_model(str(make_gguf(model, extra={"qwen2.marker": marker}))).path for marker in (1, 2))
+    one, two = (resolve_model(str(make_gguf(model, extra={"marker": marker}))).path for marker in (1, 2))
 
     assert one != two
 
