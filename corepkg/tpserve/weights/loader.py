@@ -48,6 +48,7 @@ import torch
 from tpserve.distributed.partition import Partition, Range
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
+from tpserve.weights.cache import model_files
 from tpserve.weights.files import TensorFiles
 from tpserve.weights.layout import Target, check_shapes, stored_shapes, targets
 
@@ -88,7 +89,7 @@ def load_shard(
             head is stored that is not the embedding to which it is tied.
     """
     wanted = [target for target in targets(config, partition) if target.wanted]
-    with TensorFiles(folder) as files:
+    with model_files(folder), TensorFiles(folder) as files:
         _check(files, config)
         if config.tie_embeddings and HEAD in files.names():
             _check_tie(files, config, partition.vocab, dtype)
