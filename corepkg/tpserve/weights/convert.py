@@ -28,6 +28,7 @@ from tpserve.weights.layout import check_shapes, stored_shapes
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
 
 DAMAGED = "the file is damaged or incomplete"
+AGAIN = "Fetch it again"
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -135,7 +136,7 @@ def _reading(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # libraries check little of what they read: it may be of any kind
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         raise ModelError(f"its {what} cannot be read: {said}", INSTEAD) from error
 
 
@@ -156,13 +157,13 @@ def _check_places(header: GgufHeader, size: int, gguf: Any) -> None:
     end, before = header.data, "the head"
     for name, (kind, begin) in sorted(header.places.items(), key=lambda each: each[1][1]):
         if kind not in types:
-            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}")
+            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}", AGAIN)
         if begin != -(-end // header.alignment) * header.alignment:
-            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}")
+            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}", AGAIN)
         elements, length = types[kind]
         end, before = begin + prod(header.tensors[name]) // elements * length, name
         if end > size:
-            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}")
+            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}", AGAIN)
 
 
 def _check_config(header: GgufHeader, config: ModelConfig) -> None:
@@ -198,7 +199,7 @@ def _parse(reader: Callable[[Any], Any], source: Any) -> Any:
     try:
         return reader(source)
     except (ValueError, IndexError) as error:
-        raise ModelError(f"{DAMAGED}: {error}") from error
+        raise ModelError(f"{DAMAGED}: {error}", AGAIN) from error
 
 
 if __name__ == "__main__":

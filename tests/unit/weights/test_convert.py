@@ -192,7 +192,8 @@ def test_a_tensor_in_anothers_place_is_one_line(original: Path, make_gguf: MakeG
         output, errors = child.communicate(timeout=240)
     assert (child.returncode, output) == (2, "")
     assert re.fullmatch(
-        r"error: the file is damaged or incomplete: blk\.0\S+ begins at byte \d+, and \S+ ends at \d+\n", errors
+        r"error: the file is damaged or incomplete: blk\.0\S+ begins at byte \d+, and \S+ ends at \d+\. Fetch.*\n",
+        errors,
     )
 
 
@@ -217,13 +218,19 @@ def test_tensors_lie_one_behind_the_other(original: Path, make_gguf: MakeGguf) -
         return replace(header, places=header.places | {name: (kinds.get(kind, was), begin + by)})
 
     for wrong, says in [
-        (moved(first, by=-256), f"{first} begins at byte {header.data - 256}, and the head ends at {header.data}$"),
+        (
+            moved(first, by=-256),
+            f"{first} begins at byte {header.data - 256}, and the head ends at {header.data}\\. Fetch",
+        ),
         (moved(second, by=-256), f"{second} begins at byte .* and {first} ends at"),
         (moved(second, by=256), f"{second} begins at byte .* and {first} ends at"),
         (moved(second, by=8), f"{second} begins at byte .* and {first} ends at"),
         (moved(first, kind="F16"), f"{second} begins at byte .* and {first} ends at"),
         (moved(last, by=1 << 40), f"{last} begins at byte .* and {names[-2]} ends at"),
-        (replace(header, places=header.places | {first: (999, header.data)}), f"{first} is of the unknown type 999$"),
+        (
+            replace(header, places=header.places | {first: (999, header.data)}),
+            f"{first} is of the unknown type 999\\. Fetch it again$",
+        ),
     ]:
         with pytest.raises(ModelError, match=f"^the file is damaged or incomplete: {says}"):
             check(wrong)
@@ -314,7 +321,7 @@ def test_a_conversion_makes_what_the_metadata_says(
 
 def test_what_a_library_says_is_one_line_that_tells_of_what() -> None:
     with pytest.raises(ModelError) as caught, convert._reading("weights"):
-        raise ZeroDivisionError("one line\nand another")
+        raise ZeroDivisionError("one line\nand another.")
     assert caught.value.message == "its weights cannot be read: ZeroDivisionError: one line and another"
     with pytest.raises(ModelError, match=r"^of our own$"), convert._reading("weights"):
         raise ModelError("of our own")
