@@ -57,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         model: a folder, a .gguf file or a hub id; empty: the embedded default model. In a report also ``--shape NAME``.
+            An arm with a setting ``model`` has that one.
         workload: a name in WORKLOADS.
         requests: how many, all at once.
         repeats: runs of each arm that count.
@@ -78,8 +79,8 @@ class Run(msgspec.Struct, frozen=True):
         prompt_tokens: in all prompts.
         cached_tokens: how many of them were found in the prefix cache.
         output_tokens: generated.
-        first_seconds: the same for one token of each prompt, on other prompts; for what takes a step, where all
-            prompts and outputs are equally long.
+        first_seconds: the same for one token of each of as many prompts, other ones; for what takes a step, where all
+            prompts and outputs are equally long, and all requests run at once.
         tpot: seconds a token after the first, by difference.
     """
 
@@ -177,7 +178,8 @@ def measure(
         for repeat, work in works.items():
             for name in order.sample(list(arms), len(arms)):
                 run = _run(llms[name], work)
-                if plan.workload == "fixed":
+                steps = engine_plans[name].composition.step_tokens
+                if plan.workload == "fixed" and _is_at_once(work, llms[name].limits, steps):
                     run = _with_steps(run, _run(llms[name], _first_tokens(plan, repeat, largest)), work.outputs[0])
                 note(name, repeat, run)
                 if repeat >= 0:
@@ -244,8 +246,11 @@ def _run(llm: LLM, work: Workload) -> Run:
 
 
 def _work(plan: Plan, repeat: int, largest: int) -> Workload:
-    requests = plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
-    return WORKLOADS[plan.workload](requests, _seed(plan, repeat), largest)
+    return WORKLOADS[plan.workload](_requests(plan, repeat), _seed(plan, repeat), largest)
+
+
+def _requests(plan: Plan, repeat: int) -> int:
+    return plan.requests if repeat >= 0 else min(plan.requests, WARM_UP)
 
 
 def _seed(plan: Plan, repeat: int) -> int:
@@ -255,8 +260,15 @@ def _seed(plan: Plan, repeat: int) -> int:
 
 def _first_tokens(plan: Plan, repeat: int, largest: int) -> Workload:
     """One token of each of as many prompts, which share no prefix with those of any repeat."""
-    work = WORKLOADS[plan.workload](plan.requests, _seed(plan, repeat) + APART, largest)
+    work = WORKLOADS[plan.workload](_requests(plan, repeat), _seed(plan, repeat) + APART, largest)
     return Workload(work.prompts, [1] * len(work.prompts))
+
+
+def _is_at_once(work: Workload, limits: EngineLimits, step_tokens: int) -> bool:
+    """Whether no request waits until others have ended."""
+    lengths = [len(prompt) + output for prompt, output in zip(work.prompts, work.outputs, strict=True)]
+    pages = sum(-(-length // limits.page_size) for length in lengths)
+    return len(lengths) <= min(limits.slots, step_tokens) and pages <= limits.pages
 
 
 def _with_steps(run: Run, first: Run, output: int) -> Run:

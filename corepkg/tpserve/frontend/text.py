@@ -14,6 +14,7 @@ from tpserve.errors import ModelError, RequestError
 from tpserve.frontend.chat_template import ChatTemplate
 from tpserve.frontend.coverage import Coverage
 from tpserve.frontend.detokenize import ByteStream, StreamDecoder, TokenBytes, WindowStream
+from tpserve.weights.cache import model_files
 
 __all__ = ["TextCodec"]
 
@@ -47,21 +48,14 @@ class TextCodec:
         Raises:
             ModelError: there is no tokenizer.json, or a file cannot be read.
         """
-        path = folder / "tokenizer.json"
-        if or_bytes and not path.is_file():
+        if or_bytes and not (folder / "tokenizer.json").is_file():
             return cls(_byte_tokenizer())
-        if not path.is_file():
-            raise ModelError(
-                f"{folder} has no tokenizer.json", "Save the model's tokenizer there in Hugging Face's fast format."
-            )
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        config = _read_json(folder / "tokenizer_config.json")
-        source = _template_source(folder, config)
-        special_tokens = _special_tokens(folder, _read_json(folder / "special_tokens_map.json") | config)
-        return cls(tokenizer, ChatTemplate(source, special_tokens) if source else None)
+        with model_files(folder):
+            tokenizer = _read_tokenizer(folder)
+            config = _read_json(folder / "tokenizer_config.json")
+            source = _template_source(folder, config)
+            special_tokens = _special_tokens(folder, _read_json(folder / "special_tokens_map.json") | config)
+            return cls(tokenizer, ChatTemplate(source, special_tokens) if source else None)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The tokens of a text, with the special tokens that the model puts around one unless it has them already."""
@@ -105,6 +99,18 @@ class TextCodec:
         if self._table is not None:
             return ByteStream(self._table)
         return WindowStream(self._tokenizer, self._special)
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json", "Save the model's tokenizer there in Hugging Face's fast format."
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _byte_tokenizer() -> Tokenizer:

@@ -18,6 +18,7 @@ from tpserve.models.config import ModelConfig
 from tpserve.native.build import prepare
 from tpserve.outputs import check_outputs
 from tpserve.plugins.registry import Registry
+from tpserve.weights.cache import model_files
 from tpserve.weights.source import ModelFolder, resolve_model
 
 __all__ = ["Plan", "rank_start", "worker_start"]
@@ -53,7 +54,8 @@ class Plan(msgspec.Struct, frozen=True):
         check_outputs(config)
         registry = Registry.discover()
         folder = resolve_model(config.model, config.load_format, notify=notify)
-        model = ModelConfig.from_folder(folder.path)
+        with model_files(folder.path):
+            model = ModelConfig.from_folder(folder.path)
         accelerators = find_accelerators()
         flaw = prepare(notify) if _may_take_kernels(config, accelerators) else None
         composition = resolve(config, model, registry, accelerators, offline=offline)

@@ -18,7 +18,7 @@ import msgspec
 from tpserve.errors import ModelError
 from tpserve.values import is_text, read_json
 
-__all__ = ["build_once", "cache_folder", "content_hash", "in_cache", "is_built"]
+__all__ = ["build_once", "cache_folder", "content_hash", "in_cache", "is_built", "model_files", "models_folder"]
 
 HINT = "Set TPSERVE_CACHE to a folder that can be written, or make this one so"
 FULL_HINT = "Set TPSERVE_CACHE to a folder of another disk, or free some space"
@@ -38,6 +38,29 @@ def cache_folder() -> Path:
             f"the cache's name {str(folder)!r} is not text in UTF-8", "Set TPSERVE_CACHE to another folder"
         )
     return folder
+
+
+def models_folder() -> Path:
+    """Where converted models are, a folder each."""
+    return cache_folder() / "models"
+
+
+@contextmanager
+def model_files(folder: Path) -> Iterator[None]:
+    """What is wrong with the files of a model, as an error that says how to get whole ones, if they were converted."""
+    try:
+        yield
+    except ModelError as error:
+        if not _is_converted(folder):
+            raise
+        raise ModelError(error.message, f"Remove the folder {folder}, and the model is converted again") from error
+
+
+def _is_converted(folder: Path) -> bool:
+    try:
+        return folder.parent.resolve() == models_folder().resolve()
+    except ModelError:  # there is no cache
+        return False
 
 
 def _find_folder() -> Path:

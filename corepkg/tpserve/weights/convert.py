@@ -12,7 +12,8 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -21,20 +22,18 @@ from typing import Any, NoReturn
 from tpserve.errors import ModelError, UserError
 from tpserve.models.config import DType, ModelConfig
 from tpserve.weights.cache import build_once
-from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
+from tpserve.weights.gguf import BFLOAT16, FLOAT16, HEAD_SIZES, INSTEAD, WINDOW, GgufHeader, read_header
 from tpserve.weights.layout import check_shapes, stored_shapes
 
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
 
 DAMAGED = "the file is damaged or incomplete"
+AGAIN = "Fetch it again"
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-CONVERTER_VERSION = 3
+CONVERTER_VERSION = 4
 """Part of the cache's key; raised when the folders that come out change, or fewer files are taken."""
-
-HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-"""Keys that transformers does not read for every architecture: heads that are not of their size would be others."""
 
 SPARE = "attn_rot_embd.weight"
 """Rotary frequencies, which old files have in each layer; they follow from the metadata."""
@@ -111,16 +110,34 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     _say(f"storing the weights as {dtype}; for a small model that takes half a minute")
     where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     # Handed on, or each call would parse the file again for it.
-    where["config"] = transformers.AutoConfig.from_pretrained(**where)
+    with _reading("metadata"):
+        where["config"] = transformers.AutoConfig.from_pretrained(**where)
     where["config"].save_pretrained(folder)
-    _check_tensors(header, _config(folder), gguf)
-    transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    config = _config(folder)
+    _check_config(header, config)
+    _check_tensors(header, config, gguf)
+    with _reading("tokenizer"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    tokenizer.save_pretrained(folder)
     # Releases that have this class keep weights packed unless told not to; older ones know no other way.
     if hasattr(transformers, "GgufConfig"):
         where["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
+    with _reading("weights"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     ModelConfig.from_folder(folder)
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """What a library says of a file that is not as it expects, in a line that tells what was read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # libraries check little of what they read: it may be of any kind
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise ModelError(f"its {what} cannot be read: {said}", INSTEAD) from error
 
 
 def _config(folder: Path) -> ModelConfig:
@@ -140,24 +157,35 @@ def _check_places(header: GgufHeader, size: int, gguf: Any) -> None:
     end, before = header.data, "the head"
     for name, (kind, begin) in sorted(header.places.items(), key=lambda each: each[1][1]):
         if kind not in types:
-            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}")
+            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}", AGAIN)
         if begin != -(-end // header.alignment) * header.alignment:
-            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}")
+            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}", AGAIN)
         elements, length = types[kind]
         end, before = begin + prod(header.tensors[name]) // elements * length, name
         if end > size:
-            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}")
+            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}", AGAIN)
+
+
+def _check_config(header: GgufHeader, config: ModelConfig) -> None:
+    """Refuse a file of which transformers does not take over all that it says."""
+    for key in HEAD_SIZES:
+        if header.key(key) not in (None, config.head_dim):
+            raise _otherwise(header, key, f"heads of {config.head_dim}")
+    # transformers takes no window over, and makes one of a mere name. As long as the context, it is none.
+    window, context = header.key(WINDOW) or 0, config.max_context
+    if (window if window < context else 0) != config.sliding_window:
+        raise _otherwise(header, WINDOW, str(config.sliding_window or "no window"))
+
+
+def _otherwise(header: GgufHeader, key: str, made: str) -> ModelError:
+    said = "absent" if header.key(key) is None else header.key(key)
+    return ModelError(
+        f"the file's {header.architecture}.{key} is {said}, and its conversion would make {made}", INSTEAD
+    )
 
 
 def _check_tensors(header: GgufHeader, config: ModelConfig, gguf: Any) -> None:
     """Refuse a file whose tensors are not the model's: transformers draws at random what it does not find."""
-    for key in HEAD_SIZES:
-        if header.key(key) not in (None, config.head_dim):
-            raise ModelError(
-                f"the file's {header.architecture}.{key} is {header.key(key)}, and its conversion would make heads of"
-                f" {config.head_dim}",
-                "Use the model's folder with config.json and safetensors files instead",
-            )
     architecture = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[header.architecture]
     names = gguf.get_tensor_name_map(architecture, config.layers)
     expected = {
@@ -171,7 +199,7 @@ def _parse(reader: Callable[[Any], Any], source: Any) -> Any:
     try:
         return reader(source)
     except (ValueError, IndexError) as error:
-        raise ModelError(f"{DAMAGED}: {error}") from error
+        raise ModelError(f"{DAMAGED}: {error}", AGAIN) from error
 
 
 if __name__ == "__main__":

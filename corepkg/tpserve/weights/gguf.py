@@ -6,7 +6,9 @@ and 3 are read.
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,15 +17,48 @@ import msgspec
 from tpserve.errors import ModelError
 from tpserve.values import TOO_DEEP
 
-__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "GgufHeader", "read_header"]
+__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "HEAD_SIZES", "INSTEAD", "WINDOW", "GgufHeader", "read_header"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """The architectures that can be converted, as GGUF names them; Mistral's models are called llama there."""
 
-NEEDED = ("context_length", "attention.layer_norm_rms_epsilon")
+NEEDED = ("context_length", "attention.head_count", "attention.layer_norm_rms_epsilon")
 """Keys in whose place transformers would take numbers of its own, and no tensor's shape would tell."""
 
+HEAD_SIZES = ("attention.key_length", "attention.value_length", "attention.head_dim", "rope.dimension_count")
+"""Keys that transformers does not read for every architecture: heads that are not of their size would be others."""
+
+WINDOW = "attention.sliding_window"
+
+COUNTS = (
+    *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", *HEAD_SIZES),
+)
+NUMBERS = ("attention.layer_norm_rms_epsilon", "rope.freq_base")
+"""The architecture's keys that a conversion takes over or is held against. Any other is refused, for what it says would
+be lost, unless that is nothing:"""
+
+MUTE = (
+    *("attention.layer_norm_epsilon", "pooling_type"),
+    *("rope.scaling.finetuned", "rope.scaling.original_context_length"),
+)
+"""Keys of what these models have not, of what is not done with them here, or of no effect without another."""
+
+NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "tensor_data_layout": "Meta AI original pth",
+    "rope.scaling.type": "none",
+    **dict.fromkeys(("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale", "rope.scale_linear"), 1),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), 1),
+}
+"""Values that change nothing. Nor does 0 or false, whatever the key, except where true is what changes nothing."""
+
+TOKENS, MERGES, SCORES = (f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores"))
+SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown", "padding"))
+
 DAMAGED = "The file is damaged or incomplete"
+
+INSTEAD = "Use the model's folder with config.json and safetensors files instead"
 
 ALIGNMENT = 32
 """Where a file does not say."""
@@ -39,12 +74,13 @@ class GgufHeader(msgspec.Struct, frozen=True):
     """What a GGUF file says about itself.
 
     Attributes:
-        metadata: its keys and values; arrays are left out.
+        metadata: its keys and values, but for arrays.
         tensors: the shapes of all tensors, rows first.
         matrix_types: the type numbers of tensors with two or more dimensions.
         places: each tensor's type number, and where in the file it begins.
         data: where the first may begin.
         alignment: of this many bytes every beginning is a multiple.
+        arrays: how many values each array of the metadata has.
     """
 
     metadata: dict[str, Any]
@@ -53,6 +89,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
     places: dict[str, tuple[int, int]] = {}
     data: int = 0
     alignment: int = ALIGNMENT
+    arrays: dict[str, int] = {}
 
     @property
     def architecture(self) -> str:
@@ -90,13 +127,16 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
         raise ValueError(f"it starts with {magic!r}, version {version}")
     tensors, keys = _scalar(file, "<Q"), _scalar(file, "<Q")
 
-    metadata = {}
+    metadata: dict[str, Any] = {}
+    arrays: dict[str, int] = {}
     for _ in range(keys):
-        name = _string(file, size)
-        if name in metadata:
+        name, kind = _string(file, size), _scalar(file, "<I")
+        if name in metadata or name in arrays:
             raise ValueError(f"it has the key {name} twice")
-        metadata[name] = _value(file, _scalar(file, "<I"), size)
-    metadata = {name: value for name, value in metadata.items() if value is not None}
+        if kind == _ARRAY:
+            arrays[name] = _pass_array(file, size)
+        else:
+            metadata[name] = _value(file, kind, size)
 
     shapes, types, offsets = {}, set(), {}
     for _ in range(tensors):
@@ -115,24 +155,27 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
         raise ValueError(f"its general.alignment is {alignment!r}")
     data = -(-file.tell() // alignment) * alignment
     places = {name: (kind, data + offset) for name, (kind, offset) in offsets.items()}
-    return GgufHeader(metadata, shapes, types, places, data, alignment)
+    return GgufHeader(metadata, shapes, types, places, data, alignment, arrays)
 
 
 def _value(file: BinaryIO, kind: int, size: int) -> Any:
-    """Read one value; an array is passed over and gives None."""
-    if kind == _STRING:
-        return _string(file, size)
-    if kind != _ARRAY:
-        return _scalar(file, _SCALARS[kind])
-    element, count = _scalar(file, "<I"), _scalar(file, "<Q")
+    return _string(file, size) if kind == _STRING else _scalar(file, _SCALARS[kind])
+
+
+def _pass_array(file: BinaryIO, size: int) -> int:
+    """Pass over an array and return its length."""
+    kind, count = _scalar(file, "<I"), _scalar(file, "<Q")
     if count > size:
         raise ValueError(f"an array of {count} values in a file of {size}")
-    if element in _SCALARS:
-        file.seek(count * struct.calcsize(_SCALARS[element]), 1)
-    else:
-        for _ in range(count):
-            _value(file, element, size)
-    return None
+    if kind in _SCALARS:
+        file.seek(count * struct.calcsize(_SCALARS[kind]), 1)
+        return int(count)
+    for _ in range(count):
+        if kind == _ARRAY:
+            _pass_array(file, size)
+        else:
+            _value(file, kind, size)
+    return int(count)
 
 
 def _string(file: BinaryIO, size: int) -> str:
@@ -161,22 +204,50 @@ def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
         )
     if header.key("expert_count"):
         raise ModelError(f"{path} holds a mixture of experts, which is not supported")
-    if "rope_freqs.weight" in header.tensors or header.key("rope.scaling.type") not in (None, "none"):
-        raise ModelError(
-            f"{path} needs scaled rotary positions, which its conversion would lose",
-            "Use the model's folder with config.json and safetensors files instead",
-        )
+    if "rope_freqs.weight" in header.tensors:
+        raise ModelError(f"{path} needs scaled rotary positions, which its conversion would lose", INSTEAD)
+    own = f"{header.architecture}."
+    lost = [f"{key} = {value!r}" for key, value in header.metadata.items() if _is_lost(key, own, value)]
+    lost += [f"{key}, {count} values" for key, count in header.arrays.items() if key.startswith(own)]
+    if lost:
+        raise ModelError(f"{path} says {'; '.join(lost)}: its conversion would lose that", INSTEAD)
+
+
+def _is_lost(key: str, own: str, value: Any) -> bool:
+    name = key.removeprefix(own)
+    if name == key or name in (*COUNTS, *NUMBERS, WINDOW, *MUTE):
+        return False
+    neutral = NEUTRAL.get(name, 0)
+    return bool(value != neutral and (value or neutral is True))
 
 
 def _refuse_what_is_not_whole(path: Path, header: GgufHeader) -> None:
-    lacking = [f"{header.architecture}.{name}" for name in NEEDED if header.key(name) is None]
+    own = f"{header.architecture}."
+    needed = [*(own + name for name in NEEDED), TOKENS, *([] if header.arrays.get(SCORES) else [MERGES])]
+    lacking = [name for name in needed if name not in header.metadata and not header.arrays.get(name)]
     if lacking:
         raise ModelError(f"{path} lacks {', '.join(lacking)} in its metadata", DAMAGED)
+    tokens = header.arrays[TOKENS]
+    checks: list[tuple[str, Iterable[str], Callable[[Any], bool]]] = [
+        ("a positive integer", (own + name for name in COUNTS), lambda value: type(value) is int and value > 0),
+        ("a positive number", (own + name for name in NUMBERS), lambda value: _is_real(value) and 0 < value < math.inf),
+        ("an integer from 0", [own + WINDOW], lambda value: type(value) is int and value >= 0),
+        (f"one of {tokens} tokens", SPECIAL, lambda value: type(value) is int and 0 <= value < tokens),
+    ]
+    for expected, names, is_right in checks:
+        for name in names:
+            value = header.metadata.get(name)
+            if value is not None and not is_right(value):
+                raise ModelError(f"{path}: its {name} must be {expected}, found {value!r}", DAMAGED)
     # All other tensors are checked in the conversion; this one comes before something is made for each layer claimed.
     claimed = header.key("block_count") or 0
     found = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     if claimed != len(found):
         raise ModelError(
-            f"{path} has tensors of {len(found)} layers, and {claimed} by its {header.architecture}.block_count",
+            f"{path} has tensors of {len(found)} layers, and {claimed} by its {own}block_count",
             DAMAGED,
         )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -31,7 +31,8 @@ Biases of partial sums are on rank 0 alone because the all-reduce after the prod
 The embedding is split by vocabulary like the head. A rank looks up the tokens in its range, takes zeros for all
 others, and one all-reduce (exact: all but one addend are zero) makes the whole; with one rank it is a plain lookup.
 The other choice, a full copy on each rank, saves one all-reduce of the 2 * layers + 1 in a step and costs up to
-gigabytes a rank. With tied embeddings ``head.weight`` *is* ``embed.weight``: the same tensor object, read once.
+gigabytes a rank. With tied embeddings ``head.weight`` *is* ``embed.weight``: the same tensor object, read once. A head
+that a file has nevertheless must be equal.
 
 The logits of the ranks side by side, in rank order, are ``[n, size * rows]``; those from ``vocab_size`` on are padding.
 """
@@ -44,13 +45,19 @@ from pathlib import Path
 
 import torch
 
-from tpserve.distributed.partition import Partition
+from tpserve.distributed.partition import Partition, Range
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
+from tpserve.weights.cache import model_files
 from tpserve.weights.files import TensorFiles
 from tpserve.weights.layout import Target, check_shapes, stored_shapes, targets
 
 __all__ = ["Progress", "load_shard", "shard_bytes"]
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+ROWS = 4096
+"""Of two matrices that are compared, at a time."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), rising to the end."""
@@ -78,11 +85,14 @@ def load_shard(
         The tensors of the table above.
 
     Raises:
-        ModelError: tensors are missing, unknown, of another shape than ``config`` says, or not floating-point.
+        ModelError: tensors are missing, unknown, of another shape than ``config`` says, or not floating-point; or a
+            head is stored that is not the embedding to which it is tied.
     """
     wanted = [target for target in targets(config, partition) if target.wanted]
-    with TensorFiles(folder) as files:
+    with model_files(folder), TensorFiles(folder) as files:
         _check(files, config)
+        if config.tie_embeddings and HEAD in files.names():
+            _check_tie(files, config, partition.vocab, dtype)
         total = sum(_bytes(target, dtype) for target in wanted)
         done = 0
         tensors = {}
@@ -111,9 +121,25 @@ def _check(files: TensorFiles, config: ModelConfig) -> None:
             raise ModelError(f"{files.folder}: {name} is not stored as float64, float32, bfloat16 or float16")
 
 
+def _check_tie(files: TensorFiles, config: ModelConfig, vocab: Range, dtype: torch.dtype) -> None:
+    """Refuse a tied head that is another than the embedding, in this rank's rows: which of the two is meant?"""
+
+    def read(name: str, start: int) -> torch.Tensor:
+        return files.read(name, Range(start, min(start + ROWS, vocab.stop)), Range(0, config.hidden)).to(dtype)
+
+    starts = range(vocab.start, vocab.stop, ROWS)
+    if files.shape(HEAD) != files.shape(EMBEDDING) or not all(
+        torch.equal(read(HEAD, start), read(EMBEDDING, start)) for start in starts
+    ):
+        raise ModelError(
+            f"{files.folder}: {HEAD} differs from {EMBEDDING}, and config.json says 'tie_word_embeddings': true",
+            "Write false there if the head is meant, or take it out of the file",
+        )
+
+
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Old files store the rotary frequencies too, and some store a tied head twice."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == HEAD)
 
 
 def _assemble(files: TensorFiles, target: Target, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ import msgspec
 
 from tpserve.errors import ModelError
 from tpserve.weights import default_model
-from tpserve.weights.cache import cache_folder, content_hash, is_built
+from tpserve.weights.cache import content_hash, is_built, models_folder
 from tpserve.weights.convert import CONVERTER_VERSION
 from tpserve.weights.files import lack_of, weight_files
 from tpserve.weights.gguf import read_header
@@ -99,7 +99,7 @@ def _complete(folder: Path, load_format: str) -> Path:
 def _converted(source: Path, notify: Callable[[str], None]) -> Path:
     """The folder that was made from a GGUF file, keyed by the file's content; made now if need be."""
     key = f"{source.stem}-{content_hash(source)[:16]}-v{CONVERTER_VERSION}"
-    folder = cache_folder() / "models" / key
+    folder = models_folder() / key
     if not is_built(folder):
         read_header(source)
         notify(f"converting {source.name} to safetensors in {folder} (once)")

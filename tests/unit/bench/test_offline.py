@@ -6,12 +6,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tpserve.bench.offline import WORKLOADS, Arm, Plan, Report, Run, measure
+from tpserve.bench.offline import WORKLOADS, Arm, Plan, Report, Run, _is_at_once, measure
 from tpserve.bench.shapes import SHAPES, write_shape
 from tpserve.bench.workload import Workload, fixed, shared_prefix
 from tpserve.cli.bench import app
 from tpserve.errors import ConfigError
 from tpserve.models.config import ModelConfig
+from tpserve.offline.llm import LLM
+from tpserve.step import EngineLimits
 from tpserve.testing.models import make_model
 
 SMALL = {"dtype": "float32", "threads": 1, "kv_tokens": 4096}
@@ -54,6 +56,39 @@ def test_a_repeat_finds_nothing_of_the_one_before_and_tells_what_a_step_takes(mo
         assert run.first_seconds is not None
         assert run.tpot == pytest.approx((run.seconds - run.first_seconds) / 4)
     assert arm.tokens_per_second == pytest.approx(sum(15 / run.seconds for run in arm.runs) / 2)
+
+
+def of_a_second_a_token(llm: LLM, work: Workload) -> Run:
+    return Run(float(sum(work.outputs)), sum(map(len, work.prompts)), 0, sum(work.outputs))
+
+
+def test_the_warm_up_takes_first_tokens_of_as_many_requests(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpserve.bench.offline._run", of_a_second_a_token)
+    told: list[tuple[int, float | None, float | None]] = []
+    measure(
+        Plan(str(model), "fixed", 10, repeats=1, seed=0),
+        {"a": SMALL},
+        lambda arm, repeat, run: told.append((repeat, run.first_seconds, run.tpot)),
+    )
+    assert told == [(-1, 8, 8), (0, 10, 10)]
+
+
+def test_requests_that_wait_for_others_do_not_tell_what_a_step_takes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpserve.bench.offline._run", of_a_second_a_token)
+    arms = {"a": SMALL, "b": SMALL | {"max_running_requests": 2}}
+    report = measure(Plan(str(model), "fixed", 3, repeats=1, seed=0), arms)
+    assert [(run.first_seconds, run.tpot) for arm in report.arms.values() for run in arm.runs] == [(3, 3), (None, None)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "slots", "step_tokens", "at_once"),
+    [(6, 3, 3, True), (5, 3, 3, False), (6, 2, 3, False), (6, 3, 2, False)],
+)
+def test_what_runs_at_once(pages: int, slots: int, step_tokens: int, at_once: bool) -> None:
+    limits = EngineLimits(pages, page_size=16, slots=slots, max_context=99, vocab_size=320, eos_ids=())
+    assert _is_at_once(Workload([[1] * 20] * 3, [5] * 3), limits, step_tokens) is at_once
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -157,9 +192,66 @@ def test_a_shape_needs_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert report.arms["a"].made_of["attention"] in ("cpu", "torch")
 
 
-def test_a_shape_and_a_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two models"):
-        CliRunner().invoke(app, ["offline", "--shape", "qwen3-0.6b", "--model", "x"], catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--shape", "qwen3-0.6b", "--model", "x"], "--shape and --model"),
+        (["--shape", "qwen3-0.6b", "model=x"], "--shape and model="),
+        (["--shape", "qwen3-0.6b", "--a", "tp=2", "--b", "model=x"], "--shape and model="),
+        (["--model", "x", "model=y"], "--model and model="),
+        (["--model", "x", "--a", "model=y"], "--model and model="),
+        (["--model", "x", "--a", "model=y", "--b", "tp=2,model=z"], "--model and model="),
+    ],
+)
+def test_a_model_is_named_once(words: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named} name a model each"):
+        CliRunner().invoke(app, ["offline", *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "models", "planned"),
+    [
+        (["model=x", "--b", "tp=2"], ["x", "x"], "x"),
+        (["model=x", "--b", "model=y"], ["x", "y"], "x"),
+        (["--model", "x", "--b", "model=y"], [None, "y"], "x"),
+        (["--a", "model=x", "--b", "model=y"], ["x", "y"], ""),
+    ],
+)
+def test_arms_may_differ_in_their_model(
+    words: list[str], models: list[str | None], planned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, arms = given_to_measure(words, monkeypatch)
+    assert (plan.model, [arms[name].get("model") for name in "ab"]) == (planned, models)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("attn=cpu,torch", {"attn": "cpu,torch"}),
+        ("tp=2,attn=cpu,torch,page-size=4", {"tp": "2", "attn": "cpu,torch", "page_size": "4"}),
+        (",tp=2,", {"tp": "2"}),
+        ("", {}),
+    ],
+)
+def test_a_setting_of_an_arm_may_have_commas(
+    text: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert given_to_measure(["--a", text], monkeypatch)[1] == {"a": settings}
+
+
+class Measured(Exception):
+    """In the place of a measurement."""
+
+
+def given_to_measure(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, dict[str, dict[str, str]]]:
+    def stop(*given: object) -> None:
+        raise Measured(*given[:2])
+
+    monkeypatch.setattr("tpserve.bench.offline.measure", stop)
+    with pytest.raises(Measured) as measured:
+        CliRunner().invoke(app, ["offline", *words], catch_exceptions=False)
+    plan, arms = measured.value.args
+    return plan, arms
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -168,7 +260,7 @@ def test_shapes_are_understood(name: str, tmp_path: Path) -> None:
     assert (model.kv_heads, model.head_dim, model.dtype) == (8, 128, "bfloat16")
 
 
-@pytest.mark.parametrize("words", [["cache"], ["--a", "=3"], ["--b", "cache=radix,nonsense"]])
+@pytest.mark.parametrize("words", [["cache"], ["--a", "=3"], ["--b", "nonsense,cache=radix"]])
 def test_what_is_no_setting_is_named(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"^(cache|=3|nonsense): no setting"):
         CliRunner().invoke(app, ["offline", *words], catch_exceptions=False)

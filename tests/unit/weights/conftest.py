@@ -70,13 +70,6 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any], r
     writer.add_head_count_kv(config.kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_rope_freq_base(config.rope.theta)
-    for key, value in extra.items():
-        if key == "general.alignment":
-            writer.add_custom_alignment(value)
-            continue
-        for written in writer.kv_data:
-            written.pop(key, None)
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -89,6 +82,13 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any], r
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(CHAT_TEMPLATE)
+    for key, value in extra.items():
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+            continue
+        for written in writer.kv_data:
+            written.pop(key, None)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
 
     for name, tensor in load_file(folder / "model.safetensors").items():
         fits = tensor.ndim > 1 and tensor.shape[1] % 32 == 0  # quantised types come in blocks of 32

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from tpserve.models.config import ModelConfig
 from tpserve.testing.models import CHAT_TEMPLATE, make_model
 from tpserve.weights import convert
 from tpserve.weights.convert import stored_dtype
-from tpserve.weights.gguf import BFLOAT16, FLOAT16, GgufHeader, read_header
+from tpserve.weights.gguf import BFLOAT16, FLOAT16, WINDOW, GgufHeader, read_header
 from tpserve.weights.layout import stored_shapes
 
 MakeGguf = Callable[..., Path]
@@ -192,7 +192,8 @@ def test_a_tensor_in_anothers_place_is_one_line(original: Path, make_gguf: MakeG
         output, errors = child.communicate(timeout=240)
     assert (child.returncode, output) == (2, "")
     assert re.fullmatch(
-        r"error: the file is damaged or incomplete: blk\.0\S+ begins at byte \d+, and \S+ ends at \d+\n", errors
+        r"error: the file is damaged or incomplete: blk\.0\S+ begins at byte \d+, and \S+ ends at \d+\. Fetch.*\n",
+        errors,
     )
 
 
@@ -217,13 +218,19 @@ def test_tensors_lie_one_behind_the_other(original: Path, make_gguf: MakeGguf) -
         return replace(header, places=header.places | {name: (kinds.get(kind, was), begin + by)})
 
     for wrong, says in [
-        (moved(first, by=-256), f"{first} begins at byte {header.data - 256}, and the head ends at {header.data}$"),
+        (
+            moved(first, by=-256),
+            f"{first} begins at byte {header.data - 256}, and the head ends at {header.data}\\. Fetch",
+        ),
         (moved(second, by=-256), f"{second} begins at byte .* and {first} ends at"),
         (moved(second, by=256), f"{second} begins at byte .* and {first} ends at"),
         (moved(second, by=8), f"{second} begins at byte .* and {first} ends at"),
         (moved(first, kind="F16"), f"{second} begins at byte .* and {first} ends at"),
         (moved(last, by=1 << 40), f"{last} begins at byte .* and {names[-2]} ends at"),
-        (replace(header, places=header.places | {first: (999, header.data)}), f"{first} is of the unknown type 999$"),
+        (
+            replace(header, places=header.places | {first: (999, header.data)}),
+            f"{first} is of the unknown type 999\\. Fetch it again$",
+        ),
     ]:
         with pytest.raises(ModelError, match=f"^the file is damaged or incomplete: {says}"):
             check(wrong)
@@ -247,6 +254,16 @@ def test_tensors_lie_one_behind_the_other(original: Path, make_gguf: MakeGguf) -
             "the file's qwen2.attention.key_length is 24, and its conversion would",
         ),
         ({"qwen2.rope.dimension_count": 8}, {}, "the file's qwen2.rope.dimension_count is 8, and its conversion would"),
+        (
+            {"qwen2.attention.sliding_window": 16},
+            {},
+            "the file's qwen2.attention.sliding_window is 16, and its conversion would make no window. Use the model's",
+        ),
+        (
+            {"tokenizer.ggml.model": "bogus"},
+            {},
+            "its tokenizer cannot be read: ValueError: ",
+        ),
         ({"qwen2.embedding_length": 96}, {}, "the file: token_embd.weight has shape [320, 128], and its metadata"),
     ],
 )
@@ -276,6 +293,38 @@ def test_a_tensor_that_nobody_knows_is_refused(original: Path) -> None:
     check(**{"blk.0.attn_rot_embd.weight": (8,)})
     with pytest.raises(ModelError, match=r"^the file has blk\.0\.attn_q\.scale\. By its metadata .* has no such$"):
         check(**{"blk.0.attn_q.scale": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "says"),
+    [
+        ({"attention.head_dim": 24}, {}, "attention.head_dim is 24, and its conversion would make heads of 16"),
+        ({"rope.dimension_count": 8}, {}, "rope.dimension_count is 8, and its conversion would make heads of 16"),
+        ({WINDOW: 16}, {}, f"{WINDOW} is 16, and its conversion would make no window"),
+        ({WINDOW: 16}, {"sliding_window": 32}, f"{WINDOW} is 16, and its conversion would make 32"),
+        ({}, {"sliding_window": 32}, f"{WINDOW} is absent, and its conversion would make 32"),
+        ({WINDOW: 1 << 20}, {"sliding_window": 32}, f"{WINDOW} is {1 << 20}, and its conversion would make 32"),
+        ({"attention.key_length": 16}, {}, None),
+        ({WINDOW: 0}, {}, None),
+        ({WINDOW: 1 << 20}, {}, None),
+        ({WINDOW: 32}, {"sliding_window": 32}, None),
+    ],
+)
+def test_a_conversion_makes_what_the_metadata_says(
+    original: Path, said: dict[str, int], made: dict[str, int], says: str | None
+) -> None:
+    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in said.items()}
+    config = replace(ModelConfig.from_folder(original), **made)
+    with pytest.raises(ModelError, match=f"^the file's llama.{says}") if says else nullcontext():
+        convert._check_config(GgufHeader(metadata, {}, set()), config)
+
+
+def test_what_a_library_says_is_one_line_that_tells_of_what() -> None:
+    with pytest.raises(ModelError) as caught, convert._reading("weights"):
+        raise ZeroDivisionError("one line\nand another.")
+    assert caught.value.message == "its weights cannot be read: ZeroDivisionError: one line and another"
+    with pytest.raises(ModelError, match=r"^of our own$"), convert._reading("weights"):
+        raise ModelError("of our own")
 
 
 @pytest.mark.parametrize(("architecture", "name"), [("llama", "llama"), ("mistral", "llama"), ("qwen3", "qwen3")])

@@ -25,18 +25,29 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
+def number(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
 def head(architecture: str = "llama", *keys: tuple[str, int, bytes], tensors: tuple[str, ...] = ()) -> bytes:
     """A whole head; keys are (name, type, packed value), and one without a value is left out."""
-    needed = [("context_length", 4, struct.pack("<I", 64)), ("attention.layer_norm_rms_epsilon", 6, bytes(4))]
-    default = [(f"{architecture}.{name}", kind, value) for name, kind, value in needed]
-    pairs = list(
-        {pair[0]: pair for pair in [("general.architecture", 8, text(architecture)), *default, *keys]}.values()
-    )
+    own = [
+        ("context_length", 4, number(64)),
+        ("attention.head_count", 4, number(4)),
+        ("attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
+    ]
+    default = [(f"{architecture}.{name}", kind, value) for name, kind, value in own]
+    default.append(("general.architecture", 8, text(architecture)))
+    default += [(f"tokenizer.ggml.{name}", 9, struct.pack("<IQ", 8, 1) + text("x")) for name in ("tokens", "merges")]
+    pairs = list({pair[0]: pair for pair in [*default, *keys]}.values())
     pairs = [pair for pair in pairs if pair[2]]
     begin = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
     metadata = b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in pairs)
     infos = b"".join(text(name) + struct.pack("<IQIQ", 1, 4, 0, 0) for name in tensors)
     return begin + metadata + infos
+
+
+ONE, FOUR = struct.pack("<f", 1), struct.pack("<f", 4)
 
 
 def refusal(path: Path, content: bytes) -> str:
@@ -47,14 +58,15 @@ def refusal(path: Path, content: bytes) -> str:
 
 
 def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf) -> None:
-    header = read_header(make_gguf(original, "F16", {"qwen2.some.list": [1, 2, 3], "qwen2.some.flag": True}))
+    header = read_header(make_gguf(original, "F16", {"some.list": [1, 2, 3], "some.flag": True}))
 
     assert header.architecture == "qwen2"
     assert header.metadata["general.name"] == "tiny"
     assert header.key("attention.head_count") == 8
     assert header.key("rope.freq_base") == 10000.0
-    assert header.key("some.flag") is True
-    assert header.key("some.list") is None
+    assert header.metadata["some.flag"] is True
+    assert "some.list" not in header.metadata
+    assert header.arrays["some.list"] == 3
     assert header.matrix_types == {0, 1}  # 176 columns are stored as float32 by the fixture
     assert {"token_embd.weight", "blk.0.attn_q.bias", "output_norm.weight"} <= header.tensors.keys()
     assert header.tensors["blk.0.ffn_gate.weight"] == (176, 128)
@@ -83,7 +95,33 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file"),
         (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
-        (head("llama", ("llama.rope.scaling.type", 8, text("yarn"))), "scaled rotary positions"),
+        (
+            head("llama", ("llama.rope.scaling.type", 8, text("yarn")), ("llama.rope.scaling.factor", 6, FOUR)),
+            "says llama.rope.scaling.type = 'yarn'; llama.rope.scaling.factor = 4.0: its conversion would lose that",
+        ),
+        (head("llama", ("llama.rope.scaling.factor", 6, FOUR)), "says llama.rope.scaling.factor = 4.0: "),
+        (head("llama", ("llama.rope.scale_linear", 6, FOUR)), "says llama.rope.scale_linear = 4.0: "),
+        (head("qwen2", ("qwen2.attn_logit_softcapping", 6, FOUR)), "says qwen2.attn_logit_softcapping = 4.0: "),
+        (head("llama", ("llama.logit_scale", 6, FOUR)), "says llama.logit_scale = 4.0: "),
+        (head("llama", ("llama.attention.causal", 7, bytes(1))), "says llama.attention.causal = False: "),
+        (head("llama", ("llama.tensor_data_layout", 8, text("x"))), "says llama.tensor_data_layout = 'x': "),
+        (head("llama", ("llama.of.tomorrow", 7, b"\x01")), "says llama.of.tomorrow = True: its conversion would lose"),
+        (
+            head("llama", ("llama.attention.sliding_window_pattern", 9, struct.pack("<IQ", 7, 2) + bytes(2))),
+            "says llama.attention.sliding_window_pattern, 2 values: its conversion",
+        ),
+        (head("llama", ("llama.attention.head_count", 4, b"")), "lacks llama.attention.head_count in its metadata"),
+        (head("llama", ("llama.attention.head_count", 4, bytes(4))), "head_count must be a positive integer, found 0"),
+        (head("llama", ("llama.attention.head_count_kv", 5, b"\xff" * 4)), "must be a positive integer, found -1"),
+        (head("llama", ("llama.embedding_length", 8, text("x"))), "must be a positive integer, found 'x'"),
+        (head("llama", ("llama.attention.sliding_window", 8, text("x"))), "must be an integer from 0, found 'x'"),
+        (head("llama", ("llama.rope.freq_base", 6, bytes(4))), "must be a positive number, found 0.0"),
+        (
+            head("llama", ("tokenizer.ggml.eos_token_id", 4, number(1))),
+            "its tokenizer.ggml.eos_token_id must be one of 1 tokens, found 1. The file is damaged or incomplete",
+        ),
+        (head("llama", ("tokenizer.ggml.tokens", 9, b"")), "lacks tokenizer.ggml.tokens in its metadata"),
+        (head("llama", ("tokenizer.ggml.merges", 9, b"")), "lacks tokenizer.ggml.merges in its metadata"),
         (head("llama", tensors=("rope_freqs.weight",)), "scaled rotary positions"),
         (head("llama", ("llama.context_length", 4, b"")), "lacks llama.context_length in its metadata"),
         (
@@ -114,8 +152,16 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, wor
     [
         [],
         [("llama.expert_count", 4, struct.pack("<I", 0))],
-        [("llama.rope.scaling.type", 8, text("none"))],
-        [("llama.a", 9, struct.pack("<IQ", 5, 2) + bytes(8)), ("llama.b", 9, struct.pack("<IQ", 8, 1) + text("x"))],
+        [("llama.rope.scaling.type", 8, text("none")), ("llama.rope.scaling.factor", 6, bytes(4))],
+        [("llama.rope.scale_linear", 6, ONE), ("llama.final_logit_softcapping", 6, bytes(4))],
+        [("llama.attention.causal", 7, b"\x01"), ("llama.use_parallel_residual", 7, bytes(1))],
+        [
+            ("llama.tensor_data_layout", 8, text("Meta AI original pth")),
+            ("llama.attention.sliding_window", 4, bytes(4)),
+        ],
+        [("llama.rope.scaling.original_context_length", 4, number(32)), ("llama.pooling_type", 4, number(3))],
+        [("tokenizer.ggml.merges", 9, b""), ("tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, 1) + ONE)],
+        [("a.b", 9, struct.pack("<IQ", 5, 2) + bytes(8)), ("a.c", 9, struct.pack("<IQ", 8, 1) + text("x"))],
     ],
     ids=itertools.count(),
 )

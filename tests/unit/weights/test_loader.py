@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tpserve.distributed.partition import Partition, possible_sizes
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
 from tpserve.testing.models import make_model
+from tpserve.weights import loader
 from tpserve.weights.files import weight_files
 from tpserve.weights.loader import load_shard, shard_bytes
 
@@ -207,12 +209,32 @@ def test_wrong_tensors_are_named(small: Path, tensors: Tensors, words: str) -> N
 
 def test_what_old_files_store_twice_is_passed_over(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "llama", num_hidden_layers=1)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": torch.ones(320, 72)}
-    change(folder, extra)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change(
+        folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": embedding.double()}
+    )
 
-    _, (tensors,) = load(folder)
+    _, shards = load(folder, 3)
 
-    assert not torch.equal(tensors["head.weight"][:320], torch.ones(320, 72))
+    assert all(shard["head.weight"] is shard["embed.weight"] for shard in shards)
+
+
+def test_a_tied_head_that_differs_is_refused_by_the_rank_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "ROWS", 48)
+    folder = make_model(tmp_path, "llama", num_hidden_layers=1)
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    config = ModelConfig.from_folder(folder)
+    for wrong, refusing in ((head, {2}), (head[:200].clone(), {0, 1, 2})):
+        change(folder, {"lm_head.weight": wrong})
+        for rank in range(3):
+            says = (
+                r"lm_head\.weight differs from model\.embed_tokens\.weight, and config.json says .* Write false there"
+            )
+            with pytest.raises(ModelError, match=says) if rank in refusing else nullcontext():
+                load_shard(folder, config, Partition.of(config, 3, rank), torch.float32)
 
 
 def test_a_file_that_is_cut_short(small: Path) -> None:

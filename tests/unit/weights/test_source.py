@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from tpserve.config import ServeConfig
+from tpserve.distributed.partition import Partition
 from tpserve.errors import ModelError
+from tpserve.frontend.text import TextCodec
+from tpserve.launch.plan import Plan
 from tpserve.models.config import ModelConfig
 from tpserve.testing.models import make_model
 from tpserve.weights import default_model, source
+from tpserve.weights.loader import load_shard
 from tpserve.weights.source import ModelFolder, resolve_model
 
 MakeGguf = Callable[..., Path]
@@ -155,12 +162,41 @@ def test_a_gguf_file_is_converted_once_and_in_another_process(model: Path, make_
     assert resolve_model(str(folder)).path == folder
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_damaged_conversion_says_that_removing_it_makes_a_new_one(
+    model: Path, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def use(folder: Path) -> None:
+        plan = Plan.make(ServeConfig(model=str(folder)), print)
+        TextCodec.from_folder(folder)
+        load_shard(folder, plan.model, Partition.of(plan.model, 1, 0), torch.float32)
+
+    folder = cache / "models" / "tiny-0123-v1"
+    shutil.copytree(model, folder)
+    use(folder)
+    for each in (folder, model):
+        (each / name).write_bytes((each / name).read_bytes()[:-20])
+        with pytest.raises(ModelError) as caught:
+            use(each)
+        assert str(each) in caught.value.message
+        removing = f"Remove the folder {each}, and the model is converted again"
+        assert (caught.value.hint == removing) is (each == folder)
+    monkeypatch.delenv("TPSERVE_CACHE")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ModelError, match=str(model)):
+        use(model)
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
 def test_files_of_one_name_and_other_content_are_kept_apart(
     model: Path, make_gguf: MakeGguf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_run_converter", lambda *_: None)
 
-    one, two = (resolve_model(str(make_gguf(model, extra={"qwen2.marker": marker}))).path for marker in (1, 2))
+    one, two = (resolve_model(str(make_gguf(model, extra={"marker": marker}))).path for marker in (1, 2))
 
     assert one != two
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,12 +68,17 @@ def offline(
     """
     check_output(json)
     shared = _settings(settings or [])
-    arms = {"a": shared | _settings((a or "").split(","))}
+    arms = {"a": shared | _settings(_parts(a or ""))}
     if b is not None:
-        arms["b"] = shared | _settings(b.split(","))
+        arms["b"] = shared | _settings(_parts(b))
 
-    if shape and model:
-        raise ConfigError("--shape and --model are two models", "Give one of them")
+    own = ["model" in each for each in arms.values()]
+    # An arm may have another model than --model says, but not all of them; dummy weights are for all arms.
+    named = {"--shape": shape, "--model": model, "model=": any(own) if shape else all(own)}
+    given = [name for name, is_given in named.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} name a model each", "Give one of them")
+    model = model or shared.get("model", "")
 
     import msgspec
     from msgspec.structs import replace
@@ -95,6 +101,11 @@ def offline(
         sys.stdout.write(text.decode())
     for name, ratio in report.ratios.items():
         sys.stderr.write(f"{name} over a: {ratio or 'one run says nothing'}\n")
+
+
+def _parts(text: str) -> list[str]:
+    """The settings of an arm; a comma that no name and = follow is part of a value, as in attn=PREFILL,DECODE."""
+    return re.split(r",(?=[^,=]*=)", text.strip(","))
 
 
 def _settings(words: list[str]) -> dict[str, str]:
