@@ -241,11 +241,22 @@ def test_a_mark_that_was_asked_for_twice_is_owed_twice(addresses: Iterator[str])
         ending.result(10)
 
 
+def test_marks_with_nothing_behind_them_are_not_waited_for(addresses: Iterator[str]) -> None:
+    """Who answers them loses nothing, and may not look: it has all frames."""
+    with sent_to_a_stub(next(addresses)) as (sender, _):
+        sender.send(bytes(800), soon())
+        with pytest.raises(DeadlineExceeded):
+            sender.send(bytes(800), 0)
+        Task(sender.close).result(10)
+
+
 def test_a_mark_that_was_dropped_is_asked_for_again(addresses: Iterator[str]) -> None:
     with sent_to_a_stub(next(addresses)) as (sender, host):
-        sender.send(bytes(400), soon())
+        for size in (400, 0):
+            sender.send(bytes(size), soon())
         ending = Task(sender.close)
-        taken(host)
+        for _ in range(2):
+            taken(host)
         answered(host)
         ending.result(10)
 
@@ -293,11 +304,12 @@ def link(request: pytest.FixtureRequest, addresses: Iterator[str]) -> Iterator[L
 def test_no_send_begins_while_a_sender_closes(link: Link) -> None:
     """Nor does one that waits go on; and what was accepted before arrives."""
     link.send(bytes(5000), soon())
+    link.send(b"behind its mark", soon())
     ending = Task(link.close)
     time.sleep(0.3)
     assert not ending.is_done
     with pytest.raises(Closed):
         link.send(b"late", soon())
-    assert link.receive(soon()) == [bytes(5000)]
+    assert link.receive(soon()) + link.receive(soon()) == [bytes(5000), b"behind its mark"]
     ending.result(10)
     assert link.receive(time.monotonic() + 0.5) == []

@@ -196,7 +196,8 @@ def test_a_sender_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> Non
     with received(address) as host, closing(NngTransport(NngOptions(send_buffer=1000))) as transport:
         sender = transport.pipe_sender(address)
         sender.connect(soon())
-        sender.send(FRAMES[0], soon())
+        for frame in (FRAMES[0], b"behind its mark"):
+            sender.send(frame, soon())
         closing_sender = Task(sender.close)
         time.sleep(0.5)
         assert not closing_sender.is_done
@@ -209,7 +210,8 @@ def test_a_sender_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> Non
 def test_a_leader_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> None:
     transport = NngTransport(NngOptions(send_buffer=1000))
     with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
-        leader.send_many(FRAMES[:1], soon())
+        for frame in (FRAMES[0], b"behind its mark"):
+            leader.send_many([frame], soon())
         closing_leader = Task(leader.close)
         time.sleep(0.5)
         assert not closing_leader.is_done
@@ -227,6 +229,7 @@ def test_a_leader_that_closes_in_the_middle_of_a_packet_asks_for_nothing(
     transport = NngTransport(NngOptions(send_buffer=1 << 20, linger=2))
     with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
         leader.send_many([frame], soon())
+        leader.send_many([b""], soon())
         (pair,) = leader._pairs
         send = pair.try_send
 
@@ -248,7 +251,7 @@ def test_a_leader_that_closes_in_the_middle_of_a_packet_asks_for_nothing(
                 came.append(len(message))
         ending.result()
     start = 3 * WORD.size
-    assert came == [start, len(frame), start]
+    assert came == [start, len(frame), start, start]
 
 
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:

@@ -1,12 +1,14 @@
 """A sender's end of a pair: the peer returns marks of the sender's window of bytes.
 
-A mark that comes back settles all that were asked for before it, and those that were dropped (the receiver of a pipe
-cannot send when two wait) are asked for again. One mark is asked for several times, and each answer is a write.
+A mark that comes back settles all that were asked for before it, as some are dropped: the receiver of a pipe cannot
+send when two wait. A mark may be asked for several times, and then each answer is a write. Those to what is behind the
+last frame do no harm, and are not waited for: who has taken the last frame may read no more.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,7 +21,7 @@ __all__ = ["MarkedPair"]
 
 
 class MarkedPair(PairSocket):
-    """A PairSocket that knows whether its peer has still a mark to write.
+    """A PairSocket that knows which marks its peer has still to write.
 
     Args:
         socket: a pynng.Pair0 or Pair1.
@@ -45,14 +47,13 @@ class MarkedPair(PairSocket):
         self._window = window
         self._receiver = receiver
         self._question = question
-        self._asked = self._returned = NO_MARK
-        self._times = 0
+        self._asked: deque[int] = deque()
         self._is_torn = False
 
     @property
     def owed(self) -> bool:
-        """Whether marks may come that matter: those of one that has taken all that was sent do not."""
-        return self._times > 0 and self._returned != self._window.mark()
+        """Whether a mark may still be written that has frames behind it."""
+        return bool(self._asked) and self._asked[0] < self._window.mark()
 
     def send_packet(self, mark: int, messages: Sequence[bytes], deadline: float, look: Callable[[], None]) -> None:
         """Send the messages that ask for a mark, or for NO_MARK; raises what :meth:`send` does.
@@ -63,13 +64,13 @@ class MarkedPair(PairSocket):
             self.send(message, deadline, look)
             self._is_torn = sent < len(messages)
         if mark != NO_MARK:
-            self._expect(mark)
+            self._asked.append(mark)
 
     def ask(self) -> None:
         """Ask for the mark of all that was sent, if that can be sent now; and see that the peer is still there."""
         mark = self._window.mark()
         if not self._is_torn and self.try_send(self._question(mark), 0):
-            self._expect(mark)
+            self._asked.append(mark)
 
     def take_mark(self, deadline: float) -> bool:
         """Take a mark; False if none comes until the deadline, or for a slice of the time until then.
@@ -81,9 +82,11 @@ class MarkedPair(PairSocket):
         message = self.receive(deadline)
         if message is None:
             return False
-        self._returned = read_mark(message)
-        self._window.returned(self._receiver, self._returned)
-        self._times -= self._returned == self._asked
+        mark = read_mark(message)
+        self._window.returned(self._receiver, mark)
+        while self._asked and self._asked[0] <= mark:
+            if self._asked.popleft() == mark:
+                break
         return True
 
     def settle(self, deadline: float) -> None:
@@ -93,7 +96,3 @@ class MarkedPair(PairSocket):
                 if not self.take_mark(0):
                     self.ask()
                     self.take_mark(deadline)
-
-    def _expect(self, mark: int) -> None:
-        self._times = self._times + 1 if mark == self._asked else 1
-        self._asked = mark
