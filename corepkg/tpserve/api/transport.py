@@ -13,8 +13,8 @@ ends a start in which one dies.) Waiting costs no CPU time. A *stranger*, who co
 nothing, or nonsense, takes nobody's place, delays nobody beyond a deadline and makes nobody fail.
 
 Closing a sending end, and then its transport, delivers what was accepted: it waits for receivers that are slow
-to take it, for a bounded time. ``connect`` is called once, before anything else. After PeerLost or FrameError, and
-after any error of ``connect``, an end can only be closed.
+to take it, for a bounded time, and ends when they have taken it. ``connect`` is called once, before anything else.
+After PeerLost or FrameError, and after any error of ``connect``, an end can only be closed.
 
 A *deadline* is a value of :func:`time.monotonic` in seconds; ``math.inf`` waits for ever. A call ends soon after its
 deadline, within 2 seconds. A *frame* is ``bytes`` of any length, zero included; transports never look inside.
@@ -25,7 +25,7 @@ as prefix, and removes them on close. With ``tcp`` it may use the ports that fol
 that is malformed is an error; so is one where a leader waits, or a receiver is, to another. What a killed process left
 is not; and what is there and is not the implementation's own is never removed or written to.
 An end may be made in one thread and used in another, by one at a time; only :meth:`close` may be called meanwhile: a
-call that waits then ends with :class:`~tpserve.api.errors.Closed`.
+call that waits then ends with :class:`~tpserve.api.errors.Closed`, and so does one that comes later.
 
 :mod:`tpserve.api.flow` and :mod:`tpserve.api.addresses` have help for implementations, :mod:`tpserve.testing.transport`
 tests them.

@@ -9,14 +9,36 @@ from __future__ import annotations
 import math
 import signal
 import time
+from functools import partial
 
 import pytest
 
 from tpserve.api import Closed, DeadlineExceeded, FanoutReceiver, PeerLost, TransportError
-from tpserve.testing.lab import Lab, Task, await_loss, leaks_files, leaks_names, send_to_the_dead, soon, wake
+from tpserve.testing.lab import (
+    SLACK,
+    Lab,
+    Task,
+    await_loss,
+    leaks_files,
+    leaks_names,
+    see_soon_after,
+    send_to_the_dead,
+    soon,
+    wake,
+)
 from tpserve.testing.links import LinkContract, fan_out, with_follower_process
 from tpserve.testing.processes import numbered
-from tpserve.testing.streams import BRIEFLY, MEGABYTE, UNBOUNDED, Stream, difference, read_on, send_until_error
+from tpserve.testing.streams import (
+    BRIEFLY,
+    MEGABYTE,
+    UNBOUNDED,
+    Stream,
+    difference,
+    overrun,
+    read_on,
+    send_until_error,
+    take_numbered,
+)
 from tpserve.testing.sync_group import Group, announce_until_error, hear_until_error
 from tpserve.testing.sync_group import numbered as announcement
 
@@ -80,7 +102,7 @@ class FanoutLeavingContract(LinkContract):
         assert wake(lambda: alone.connect(math.inf), alone.close)
 
     def test_closing_wakes_a_leader_that_waits(self, lab: Lab, fanout: None) -> None:
-        """From another thread: for followers, and for room, which nobody makes any more."""
+        """From another thread: for followers, and for room. No send begins any more, and what was accepted arrives."""
         alone = lab.transport().fanout_sender(lab.address(), 1)
         assert wake(lambda: alone.connect(math.inf), alone.close)
         leader, follower = fan_out(lab, 1)
@@ -88,9 +110,20 @@ class FanoutLeavingContract(LinkContract):
         stream.stand_still(BRIEFLY)
         closing = Task(leader.close)
         with pytest.raises(Closed):
-            stream.sending.result()
-        follower.close()
+            stream.sending.result(SLACK)
+        with pytest.raises(Closed):
+            leader.send_many([b"late"], soon())
+        take_numbered(partial(follower.recv_many, 1), stream.sent)
         closing.result()
+
+    def test_a_leader_closes_once_all_is_taken(self, lab: Lab, fanout: None) -> None:
+        """Though it had to wait before."""
+        leader, follower = fan_out(lab, 1)
+        accepted = overrun(lambda frame, deadline: leader.send_many([frame], deadline))
+        take_numbered(partial(follower.recv_many, 1), accepted)
+        begun = time.monotonic()
+        leader.close()
+        see_soon_after(begun)
 
     @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
     def test_a_leader_that_closes_again_leaves_the_next_one_alone(self, lab: Lab, fanout: None) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tpserve.api import Closed, DeadlineExceeded, PipeSender
 from tpserve.testing.lab import (
+    SLACK,
     Lab,
     Task,
     asleep,
@@ -238,7 +239,7 @@ class PipeContract(LinkContract):
         assert wake(lambda: receiver.recv_many(1, 1, math.inf), receiver.close)
 
     def test_closing_wakes_a_sender_that_waits(self, lab: Lab, pipes: None) -> None:
-        """From another thread: for a receiver, and for room, which nobody makes any more."""
+        """From another thread: for a receiver, and for room. No send begins any more, and what was accepted arrives."""
         alone = lab.transport().pipe_sender(lab.address())
         assert wake(lambda: alone.connect(math.inf), alone.close)
         receiver, sender = pipe(lab, 1)
@@ -246,9 +247,20 @@ class PipeContract(LinkContract):
         stream.stand_still(BRIEFLY)
         closing = Task(sender.close)
         with pytest.raises(Closed):
-            stream.sending.result()
-        receiver.close()
+            stream.sending.result(SLACK)
+        with pytest.raises(Closed):
+            sender.send(b"late", soon())
+        take_numbered(partial(receiver.recv_many, CHUNK, MEGABYTE), stream.sent)
         closing.result()
+
+    def test_a_pipe_sender_closes_once_all_is_taken(self, lab: Lab, pipes: None) -> None:
+        """Though it had to wait before."""
+        receiver, sender = pipe(lab, 1)
+        accepted = overrun(sender.send)
+        take_numbered(partial(receiver.recv_many, CHUNK, MEGABYTE), accepted)
+        begun = time.monotonic()
+        sender.close()
+        see_soon_after(begun)
 
     @pytest.mark.parametrize("scheme", ["ipc"], indirect=True)
     def test_a_receiver_that_closes_again_leaves_the_next_one_alone(self, lab: Lab, pipes: None) -> None:

@@ -171,6 +171,7 @@ class _Sender(FanoutSender):
             self._check_open()
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
+        self._check_open()  # a close keeps the lock while it waits
         with self._lock:
             self._check_open()
             for batch in batches(frames, self._options.batch):

@@ -7,25 +7,35 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynng
 import pytest
 
-from tpserve.api import Closed, PeerLost
+from tpserve.api import Closed, DeadlineExceeded, PeerLost
+from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task, leaks_files
 from tpserve_transport_nng.connections import connected
+from tpserve_transport_nng.door import OpenDoor
 from tpserve_transport_nng.plugin import NngOptions
-from tpserve_transport_nng.sockets import ManySocket, PairSocket
+from tpserve_transport_nng.sockets import FILLER, ManySocket, Message, PairSocket
 from tpserve_transport_nng.transport import NngTransport
 from tpserve_transport_nng.words import OF_SENDER
 
 ROUNDS = 4
 SPEAKS_NNG = b"\0SP\0\0\x11\0\0"
 """What a Pair1 says first."""
+
+
+class Link(NamedTuple):
+    """Both ends of one, whatever its kind."""
+
+    send: Callable[[bytes, float], None]
+    close: Callable[[], None]
+    receive: Callable[[float], list[bytes]]
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -172,3 +182,134 @@ def connected_to(address: str) -> socket.socket:
     end = connected(address, soon())
     assert end is not None
     return end
+
+
+@contextmanager
+def sent_to_a_stub(address: str) -> Iterator[tuple[Any, ManySocket]]:
+    """A sender's end, and what a receiver has, to answer as it likes."""
+    with (
+        closing(NngTransport(NngOptions(send_buffer=1000, linger=30))) as transport,
+        closing(ManySocket(address)) as host,
+        closing(OpenDoor(address, OF_SENDER, host.adopt)),
+    ):
+        sender = transport.pipe_sender(address)
+        sender.connect(soon())
+        yield sender, host
+
+
+def answered(host: ManySocket) -> Message:
+    """Take a message, and return its mark."""
+    message = taken(host)
+    host.answer(message, message.data[: WORD.size])
+    return message
+
+
+def taken(host: ManySocket) -> Message:
+    """The next message that means something."""
+    deadline = soon()
+    while time.monotonic() < deadline:
+        message = host.receive_message(deadline)
+        if message is not None and message.data != FILLER:
+            return message
+    raise AssertionError("nothing came")
+
+
+def test_the_last_mark_settles_those_before(addresses: Iterator[str]) -> None:
+    with sent_to_a_stub(next(addresses)) as (sender, host):
+        for size in (400, 400, 0):  # the last has none
+            sender.send(bytes(size), soon())
+        taken(host)
+        answered(host)
+        time.sleep(0.2)
+        Task(sender.close).result(10)
+
+
+def test_a_mark_that_was_asked_for_twice_is_owed_twice(addresses: Iterator[str]) -> None:
+    """Who answers a sender that has gone reads no more: here, the frame without a mark."""
+    with sent_to_a_stub(next(addresses)) as (sender, host):
+        sender.send(bytes(800), soon())
+        with pytest.raises(DeadlineExceeded):
+            sender.send(bytes(800), 0)
+        sender.send(b"", soon())
+        answered(host)
+        ending = Task(sender.close)
+        time.sleep(0.5)
+        assert not ending.is_done
+        for _ in range(3):  # the question, the frame, and the question for all
+            last = taken(host)
+        host.answer(last, last.data[: WORD.size])
+        ending.result(10)
+
+
+def test_marks_with_nothing_behind_them_are_not_waited_for(addresses: Iterator[str]) -> None:
+    """Who answers them loses nothing, and may not look: it has all frames."""
+    with sent_to_a_stub(next(addresses)) as (sender, _):
+        sender.send(bytes(800), soon())
+        with pytest.raises(DeadlineExceeded):
+            sender.send(bytes(800), 0)
+        Task(sender.close).result(10)
+
+
+def test_a_mark_that_was_dropped_is_asked_for_again(addresses: Iterator[str]) -> None:
+    with sent_to_a_stub(next(addresses)) as (sender, host):
+        for size in (400, 0):
+            sender.send(bytes(size), soon())
+        ending = Task(sender.close)
+        for _ in range(2):
+            taken(host)
+        answered(host)
+        ending.result(10)
+
+
+def test_marks_that_were_dropped_do_not_hold_up_a_close(addresses: Iterator[str]) -> None:
+    """A receiver cannot send a sender as many at once as that has asked for."""
+    with closing(NngTransport(NngOptions(send_buffer=1000, linger=30))) as transport:
+        address = next(addresses)
+        receiver, sender = transport.pipe_receiver(address), transport.pipe_sender(address)
+        sender.connect(soon())
+        sender.send(bytes(1000), soon())
+        for _ in range(50):
+            with pytest.raises(DeadlineExceeded):
+                sender.send(bytes(1000), 0)
+        time.sleep(0.2)
+        assert len(receiver.recv_many(1, 1, soon())) == 1
+        reading = Task(receiver.recv_many, 1, 1, time.monotonic() + 3)
+        Task(sender.close).result(10)
+        assert reading.result() == []
+
+
+@pytest.fixture(params=["pipe", "fan-out"])
+def link(request: pytest.FixtureRequest, addresses: Iterator[str]) -> Iterator[Link]:
+    """With a window of 20,000 bytes, and a sender that closes patiently."""
+    with closing(NngTransport(NngOptions(send_buffer=20_000, linger=30))) as transport:
+        address = next(addresses)
+        if request.param == "pipe":
+            receiver, sender = transport.pipe_receiver(address), transport.pipe_sender(address)
+            sender.connect(soon())
+            yield Link(sender.send, sender.close, lambda deadline: receiver.recv_many(1, 1, deadline))
+        else:
+            leader, follower = transport.fanout_sender(address, 1), transport.fanout_receiver(address, 0, 1)
+            joining = Task(follower.connect, soon())
+            leader.connect(soon())
+            joining.result()
+
+            def receive(deadline: float) -> list[bytes]:
+                with suppress(PeerLost, DeadlineExceeded):
+                    return follower.recv_many(1, deadline)
+                return []
+
+            yield Link(lambda frame, deadline: leader.send_many([frame], deadline), leader.close, receive)
+
+
+def test_no_send_begins_while_a_sender_closes(link: Link) -> None:
+    """Nor does one that waits go on; and what was accepted before arrives."""
+    link.send(bytes(5000), soon())
+    link.send(b"behind its mark", soon())
+    ending = Task(link.close)
+    time.sleep(0.3)
+    assert not ending.is_done
+    with pytest.raises(Closed):
+        link.send(b"late", soon())
+    assert link.receive(soon()) + link.receive(soon()) == [bytes(5000), b"behind its mark"]
+    ending.result(10)
+    assert link.receive(time.monotonic() + 0.5) == []

@@ -13,15 +13,15 @@ from typing import Any
 import pynng
 import pytest
 
-from tpserve.api import FrameError, PeerLost
+from tpserve.api import Closed, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_nng.connections import Listener
 from tpserve_transport_nng.door import Door, OpenDoor
-from tpserve_transport_nng.fanout import LARGEST
+from tpserve_transport_nng.fanout import LARGE, LARGEST
 from tpserve_transport_nng.pipe import PREFIX
 from tpserve_transport_nng.plugin import NngOptions
-from tpserve_transport_nng.sockets import ManySocket, PairSocket
+from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
 from tpserve_transport_nng.transport import NngTransport
 from tpserve_transport_nng.visit import Visit
 from tpserve_transport_nng.words import OF_SENDER, of_follower
@@ -196,7 +196,8 @@ def test_a_sender_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> Non
     with received(address) as host, closing(NngTransport(NngOptions(send_buffer=1000))) as transport:
         sender = transport.pipe_sender(address)
         sender.connect(soon())
-        sender.send(FRAMES[0], soon())
+        for frame in (FRAMES[0], b"behind its mark"):
+            sender.send(frame, soon())
         closing_sender = Task(sender.close)
         time.sleep(0.5)
         assert not closing_sender.is_done
@@ -209,7 +210,8 @@ def test_a_sender_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> Non
 def test_a_leader_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> None:
     transport = NngTransport(NngOptions(send_buffer=1000))
     with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
-        leader.send_many(FRAMES[:1], soon())
+        for frame in (FRAMES[0], b"behind its mark"):
+            leader.send_many([frame], soon())
         closing_leader = Task(leader.close)
         time.sleep(0.5)
         assert not closing_leader.is_done
@@ -217,6 +219,39 @@ def test_a_leader_closes_when_it_has_the_marks_that_it_is_owed(port: int) -> Non
         assert message is not None
         follower.send(message[WORD.size : 2 * WORD.size], soon())
         closing_leader.result()
+
+
+def test_a_leader_that_closes_in_the_middle_of_a_packet_asks_for_nothing(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower would take the question for the rest of it."""
+    frame, came = bytes(1 << 18), []
+    transport = NngTransport(NngOptions(send_buffer=1 << 20, linger=2))
+    with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
+        leader.send_many([frame], soon())
+        leader.send_many([b""], soon())
+        (pair,) = leader._pairs
+        send = pair.try_send
+
+        def send_small_ones(data: bytes, deadline: float) -> bool:
+            if len(data) > LARGE:  # as if there were no room
+                time.sleep(0.1)
+                return False
+            return bool(send(data, deadline))
+
+        monkeypatch.setattr(pair, "try_send", send_small_ones)
+        sending = Task(leader.send_many, [frame], soon())
+        time.sleep(0.5)
+        ending = Task(leader.close)
+        with pytest.raises(Closed):
+            sending.result(10)
+        while not follower.lost:
+            message = follower.receive(soon())
+            if message not in (None, FILLER):
+                came.append(len(message))
+        ending.result()
+    start = 3 * WORD.size
+    assert came == [start, len(frame), start, start]
 
 
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:

@@ -134,6 +134,28 @@ class BareSender(Sender):
             raise OSError("bad file descriptor") from error
 
 
+class LingeringSender(Sender):
+    """Closes late, though nobody has anything to take."""
+
+    def close(self):
+        time.sleep(LATE)
+        super().close()
+
+
+class AcceptingSender(Sender):
+    """Says once that it was closed."""
+
+    has_told = False
+
+    def send_one(self, frame, deadline):
+        try:
+            super().send_one(frame, deadline)
+        except Closed:
+            if not self.has_told:
+                self.has_told = True
+                raise
+
+
 class LitteringSender(Sender):
     """Removes its file if all have come."""
 
@@ -362,6 +384,28 @@ class BarePipeSender(CarelessSender):
             self.sender.send(frame, deadline)
         except Closed as error:
             raise OSError("bad file descriptor") from error
+
+
+class LingeringPipeSender(CarelessSender):
+    """Closes late, though nobody has anything to take."""
+
+    def close(self):
+        time.sleep(LATE)
+        super().close()
+
+
+class AcceptingPipeSender(CarelessSender):
+    """Says once that it was closed."""
+
+    has_told = False
+
+    def send(self, frame, deadline):
+        try:
+            super().send(frame, deadline)
+        except Closed:
+            if not self.has_told:
+                self.has_told = True
+                raise
 
 
 class SeldomLosingPipeSender(CarelessSender):

@@ -69,6 +69,16 @@ class Bare(Sound):
     pipe_out = ends.BarePipeSender
 
 
+class Lingering(Sound):
+    fanout_out = ends.LingeringSender
+    pipe_out = ends.LingeringPipeSender
+
+
+class Accepting(Sound):
+    fanout_out = ends.AcceptingSender
+    pipe_out = ends.AcceptingPipeSender
+
+
 class Littering(Sound):
     def fanout_sender(self, address, followers):
         sender = super().fanout_sender(address, followers)

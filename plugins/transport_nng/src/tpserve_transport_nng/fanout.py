@@ -19,8 +19,10 @@ import pynng
 
 from tpserve.api import DeadlineExceeded, FanoutReceiver, FanoutSender, FrameError, PeerLost
 from tpserve.api.addresses import check_address
-from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, read_mark, take, unpack
+from tpserve.api.flow import NO_MARK, WORD, Window, batches, pack, take, unpack
+from tpserve_transport_nng.calls import Calls
 from tpserve_transport_nng.door import Door
+from tpserve_transport_nng.marked import MarkedPair
 from tpserve_transport_nng.plugin import NngOptions
 from tpserve_transport_nng.sockets import FILLER, PairSocket
 from tpserve_transport_nng.visit import Visit
@@ -39,12 +41,13 @@ class NngFanoutSender(FanoutSender):
     def __init__(self, options: NngOptions, address: str, followers: int) -> None:
         self._options = options
         self._window = Window(options.send_buffer, range(followers))
+        self._sends = Calls()
         self._door = Door(address, followers)
-        self._pairs: list[PairSocket] = []
+        self._pairs: list[MarkedPair] = []
         try:
             for follower in range(followers):
                 peer = f"follower {follower} of {address}"
-                self._pairs.append(PairSocket(pynng.Pair0(), address, peer, LARGEST))
+                self._pairs.append(MarkedPair(pynng.Pair0(), address, peer, self._window, follower, _question, LARGEST))
         except BaseException:
             self.close()
             raise
@@ -68,18 +71,19 @@ class NngFanoutSender(FanoutSender):
 
     def send_many(self, frames: Sequence[bytes], deadline: float) -> None:
         """Send frames to every follower."""
-        for batch in batches(frames, self._options.batch):
-            if not self._window.has_room(batch):
-                self._await_room(batch, deadline)
-            mark = self._window.add(batch)
-            messages = _messages(mark, batch)
-            for pair in self._pairs:
-                for message in messages:
-                    self._send(pair, message, deadline)
-                pair.owed += mark != NO_MARK
+        with self._sends:
+            for batch in batches(frames, self._options.batch):
+                self._sends.check_open()
+                if not self._window.has_room(batch):
+                    self._await_room(batch, deadline)
+                mark = self._window.add(batch)
+                messages = _messages(mark, batch)
+                for pair in self._pairs:
+                    pair.send_packet(mark, messages, deadline, self._look)
 
     def close(self) -> None:
-        """Wait until what was sent has gone out and what was asked for has come, and close the sockets."""
+        """End all sends, wait until what they sent has gone out and what they are owed has come, and close."""
+        self._sends.end()
         self._door.close()
         deadline = time.monotonic() + self._options.linger
         for pair in self._pairs:
@@ -88,32 +92,27 @@ class NngFanoutSender(FanoutSender):
             pair.settle(deadline)
             pair.close()
 
-    def _send(self, pair: PairSocket, message: bytes, deadline: float) -> None:
-        """Send a message to one follower; while that does not read, see that all are still there."""
-        while not pair.try_send(message, deadline):
-            self._check_followers()
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"{pair.peer} does not read")
-
     def _await_room(self, batch: Sequence[bytes], deadline: float) -> None:
         self._ask()
         while not self._window.has_room(batch):
             follower = self._window.slowest
             assert isinstance(follower, int)
-            mark = self._pairs[follower].receive(deadline)
-            if mark is not None:
-                self._pairs[follower].owed -= 1
-                self._window.returned(follower, read_mark(mark))
-            elif time.monotonic() >= deadline:
+            if self._pairs[follower].take_mark(deadline):
+                continue
+            self._sends.check_open()
+            if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{self._pairs[follower].peer} is {self._options.send_buffer} bytes behind")
-            else:
-                self._ask()
+            self._ask()
 
     def _ask(self) -> None:
-        """Send a packet without frames, for its mark; and to see that all followers are still there."""
-        (message,) = _messages(self._window.mark(), [])
+        """Ask all followers for their marks; and see that they are still there."""
         for pair in self._pairs:
-            pair.owed += pair.try_send(message, 0)
+            pair.ask()
+
+    def _look(self) -> None:
+        """See that nothing has happened for which nobody should wait any more."""
+        self._sends.check_open()
+        self._check_followers()
 
     def _check_followers(self) -> None:
         for pair in self._pairs:
@@ -175,6 +174,11 @@ def _receive(pair: PairSocket, deadline: float, late: str) -> bytes:
             raise DeadlineExceeded(f"{late}, at {pair.address}")
         if message is not None and message != FILLER:
             return message
+
+
+def _question(mark: int) -> bytes:
+    (message,) = _messages(mark, [])
+    return message
 
 
 def _messages(mark: int, frames: Sequence[bytes]) -> list[bytes]:

@@ -16,10 +16,12 @@ import pynng
 
 from tpserve.api import DeadlineExceeded, FrameError, PipeReceiver, PipeSender
 from tpserve.api.addresses import check_address
-from tpserve.api.flow import NO_MARK, WORD, Window, read_mark
+from tpserve.api.flow import NO_MARK, WORD, Window
+from tpserve_transport_nng.calls import Calls
 from tpserve_transport_nng.door import OpenDoor
+from tpserve_transport_nng.marked import MarkedPair
 from tpserve_transport_nng.plugin import NngOptions
-from tpserve_transport_nng.sockets import FILLER, ManySocket, PairSocket
+from tpserve_transport_nng.sockets import FILLER, ManySocket
 from tpserve_transport_nng.visit import Visit
 from tpserve_transport_nng.words import OF_SENDER
 
@@ -36,7 +38,8 @@ class NngPipeSender(PipeSender):
         address = check_address(address)
         self._options = options
         self._window = Window(options.send_buffer, [RECEIVER])
-        self._pair = PairSocket(pynng.Pair1(), address, f"the receiver at {address}")
+        self._sends = Calls()
+        self._pair = MarkedPair(pynng.Pair1(), address, f"the receiver at {address}", self._window, RECEIVER, _question)
         self._visit = Visit(address, OF_SENDER, self._pair.check_open)
 
     def connect(self, deadline: float) -> None:
@@ -47,14 +50,15 @@ class NngPipeSender(PipeSender):
 
     def send(self, frame: bytes, deadline: float) -> None:
         """Send one frame."""
-        if not self._window.has_room([frame]):
-            self._await_room(frame, deadline)
-        mark = self._window.add([frame])
-        self._pair.send(PREFIX.pack(mark, True) + frame, deadline)
-        self._pair.owed += mark != NO_MARK
+        with self._sends:
+            if not self._window.has_room([frame]):
+                self._await_room(frame, deadline)
+            mark = self._window.add([frame])
+            self._pair.send_packet(mark, [PREFIX.pack(mark, True) + frame], deadline, self._sends.check_open)
 
     def close(self) -> None:
-        """Wait until what was sent has gone out and what was asked for has come, and close the socket."""
+        """End all sends, wait until what they sent has gone out and what they are owed has come, and close."""
+        self._sends.end()
         deadline = time.monotonic() + self._options.linger
         self._pair.flush(deadline)
         self._pair.settle(deadline)
@@ -62,20 +66,14 @@ class NngPipeSender(PipeSender):
         self._visit.close()
 
     def _await_room(self, frame: bytes, deadline: float) -> None:
-        self._ask()
+        self._pair.ask()
         while not self._window.has_room([frame]):
-            mark = self._pair.receive(deadline)
-            if mark is not None:
-                self._pair.owed -= 1
-                self._window.returned(RECEIVER, read_mark(mark))
-            elif time.monotonic() >= deadline:
+            if self._pair.take_mark(deadline):
+                continue
+            self._sends.check_open()
+            if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{self._pair.peer} is {self._options.send_buffer} bytes behind")
-            else:
-                self._ask()
-
-    def _ask(self) -> None:
-        """Send a mark alone; and see that the receiver is still there."""
-        self._pair.owed += self._pair.try_send(PREFIX.pack(self._window.mark(), False), 0)
+            self._pair.ask()
 
 
 class NngPipeReceiver(PipeReceiver):
@@ -123,3 +121,7 @@ class NngPipeReceiver(PipeReceiver):
                 self._socket.answer(message, WORD.pack(mark))
             if has_frame:
                 return data[PREFIX.size :]
+
+
+def _question(mark: int) -> bytes:
+    return PREFIX.pack(mark, False)

@@ -4,7 +4,8 @@ What nng does with messages that wait was found by trying. A pair socket reads i
 up to 8,192 messages, whether anybody takes them or not; it keeps them when the peer goes, and reads what the kernel
 still holds. But closing a socket throws away its sending queue. So that queue is kept short, and before a sender closes
 it pushes FILLER behind the last real message until that must have left. And who writes to a peer that has gone reads
-no more of what that had sent: so a sender that is owed marks takes them before it closes.
+no more of what that had sent: so a sender that is owed marks takes them before it closes
+(:mod:`tpserve_transport_nng.marked`).
 
 The connections are made before (:mod:`tpserve_transport_nng.door`), and given to nng (its transport ``socket``), each
 to a listener of its own: one that has two to take loses the second. So nng never connects again by itself when one
@@ -134,15 +135,11 @@ class PairSocket(Socket):
         address: where the connection is made.
         peer: what errors call the other end.
         largest: bytes of a message; who sends a larger one is cut off. Any, if 0.
-
-    Attributes:
-        owed: marks that the peer has been asked for, and that have not been received; the owner counts them.
     """
 
     def __init__(self, socket: Any, address: str, peer: str, largest: int = 0) -> None:
         super().__init__(socket, address, largest)
         self.peer = peer
-        self.owed = 0
         self._adopted_at = -math.inf
         self._watched: kernel.socket | None = None
         self._came = Event()
@@ -227,8 +224,13 @@ class PairSocket(Socket):
 
         return self._attempt(send, "send_timeout", deadline) is not None
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(self, data: bytes, deadline: float, look: Callable[[], None] | None = None) -> None:
         """Send one message, when the sending queue has room.
+
+        Args:
+            data: the message.
+            deadline: when to give up.
+            look: called several times a second while there is no room; what it raises ends that.
 
         Raises:
             DeadlineExceeded: it stayed full; the message was not sent.
@@ -236,6 +238,8 @@ class PairSocket(Socket):
             Closed: :meth:`close` was called.
         """
         while not self.try_send(data, deadline):
+            if look is not None:
+                look()
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{self.peer} does not read")
 
@@ -246,12 +250,6 @@ class PairSocket(Socket):
         with contextlib.suppress(DeadlineExceeded, PeerLost, Closed):
             for _ in range(SEND_QUEUE + 1):
                 self.send(FILLER, deadline)
-
-    def settle(self, deadline: float) -> None:
-        """Receive what is owed, until the deadline."""
-        with contextlib.suppress(Closed):
-            while self.owed > 0 and not self.lost and time.monotonic() < deadline:
-                self.owed -= self.receive(deadline) is not None
 
 
 class ManySocket(Socket):
