@@ -50,7 +50,7 @@ def check_outputs(config: ServeConfig) -> None:
     """
     check_apart(outputs(config), inputs(config))
     check_output(Path(config.record) if config.record else None)
-    _check_traces(config.profile)
+    _check_traces(config)
 
 
 def check_apart(writes: Iterable[Named], reads: Iterable[Named] = ()) -> None:
@@ -124,14 +124,20 @@ def _try_out(path: Path) -> None:
     path.unlink()
 
 
-def _check_traces(profile: str) -> None:
+def _check_traces(config: ServeConfig) -> None:
     """See that a folder for traces can be made and written, without making it."""
-    if not profile:
+    if not config.profile:
         return
-    folder = Path(profile)
+    folder = Path(config.profile)
     try:
+        for path in (folder, *folder.absolute().parents):
+            if path.is_symlink() and not path.exists():
+                raise ConfigError(f"no traces can be written in {folder}: {path} is a link to nothing", "Remove it")
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with TemporaryDirectory(dir=there):
             pass
+        for rank in range(config.tp):
+            if trace_path(folder, rank).is_dir():
+                raise ConfigError(f"{trace_path(folder, rank)} is a folder, and a trace is to be written there")
     except OSError as error:
         raise ConfigError(f"no traces can be written in {folder}: {error.strerror}", "Choose another folder") from None

@@ -50,3 +50,19 @@ def test_all_else_is_apart() -> None:
     check_outputs(ServeConfig(model="models", record="models/new", profile="models", tp=2))
     check_outputs(ServeConfig(model="~nobody-of-this-name/x", record="new"))
     assert not Path("models/new").exists()
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("ring", r"in ring: \S*ring is a link to nothing. Remove it"),
+        ("to-be/x", r"in to-be/x: \S*/to-be is a link to nothing. Remove it"),
+        ("traces", r"traces/rank1.json is a folder"),
+        ("old", "in old: Not a directory"),
+    ],
+)
+def test_places_where_no_traces_can_be(profile: str, says: str) -> None:
+    Path("ring").symlink_to("ring")
+    Path("traces/rank1.json").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=says):
+        check_outputs(ServeConfig(model="models", profile=profile, tp=2))

@@ -159,7 +159,7 @@ def _architecture(fields: Fields) -> Architecture:
     named = fields.get("architectures") or [_MODEL_TYPES.get(str(fields.get("model_type")))]
     found = named[0] if isinstance(named, list) else named
     if found not in ARCHITECTURES:
-        what = found or fields.get("model_type") or "no architecture"
+        what = found or fields.get("model_type") or "a model without an architecture"
         raise ModelError(f"{fields.path}: {what} is not supported", f"Supported: {', '.join(ARCHITECTURES)}")
     return found  # type: ignore[no-any-return]
 

@@ -153,13 +153,18 @@ def test_torch_multiplies_with_turned_weights_too(rows: int, gated: bool, monkey
         torch.testing.assert_close(found.double().sum(0), expected, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(260, torch.bfloat16), (264, torch.float32)], ids=str)
+@pytest.mark.parametrize(
+    ("columns", "dtype", "offset"),
+    [(260, torch.bfloat16, 0), (264, torch.float32, 0), (264, torch.bfloat16, 4)],
+    ids=str,
+)
 def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
-    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    columns: int, dtype: torch.dtype, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launches, "choose_wide", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(launches, "is_turned", lambda *_: True)
-    weight, x = draw(24, columns).to(dtype), draw(20, columns).to(dtype)
+    weight = draw(24 * columns + offset).to(dtype)[offset:].view(24, columns)
+    x = draw(20, columns).to(dtype)
     found = TritonOps(NoOptions()).linear(weight)(x)
     torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.2)
 

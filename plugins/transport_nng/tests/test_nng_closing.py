@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 from tpserve.api import Closed, DeadlineExceeded, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task, leaks_files
+from tpserve_transport_nng.calls import LONGEST
 from tpserve_transport_nng.connections import connected
 from tpserve_transport_nng.door import OpenDoor
 from tpserve_transport_nng.plugin import NngOptions
@@ -281,9 +283,14 @@ def test_marks_that_were_dropped_do_not_hold_up_a_close(addresses: Iterator[str]
 @pytest.fixture(params=["pipe", "fan-out"])
 def link(request: pytest.FixtureRequest, addresses: Iterator[str]) -> Iterator[Link]:
     """With a window of 20,000 bytes, and a sender that closes patiently."""
-    with closing(NngTransport(NngOptions(send_buffer=20_000, linger=30))) as transport:
-        address = next(addresses)
-        if request.param == "pipe":
+    with linked(request.param, next(addresses), linger=30) as made:
+        yield made
+
+
+@contextmanager
+def linked(kind: str, address: str, linger: float) -> Iterator[Link]:
+    with closing(NngTransport(NngOptions(send_buffer=20_000, linger=linger))) as transport:
+        if kind == "pipe":
             receiver, sender = transport.pipe_receiver(address), transport.pipe_sender(address)
             sender.connect(soon())
             yield Link(sender.send, sender.close, lambda deadline: receiver.recv_many(1, 1, deadline))
@@ -313,3 +320,23 @@ def test_no_send_begins_while_a_sender_closes(link: Link) -> None:
     assert link.receive(soon()) + link.receive(soon()) == [bytes(5000), b"behind its mark"]
     ending.result(10)
     assert link.receive(time.monotonic() + 0.5) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "fan-out"])
+def test_a_signal_may_close_what_it_interrupts(kind: str, addresses: Iterator[str]) -> None:
+    """In the thread that sends: nobody could end that call meanwhile."""
+    took = []
+    with linked(kind, next(addresses), linger=0) as link:
+
+        def close(*_: object) -> None:
+            begun = time.monotonic()
+            link.close()
+            took.append(time.monotonic() - begun)
+
+        before = signal.signal(signal.SIGALRM, close)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            until_it_ends(lambda: link.send(bytes(5000), soon()))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert took[0] < LONGEST / 2

@@ -221,7 +221,7 @@ def test_rotary_positions_in_new_and_old_files(tmp_path: Path, keys: dict[str, A
         ({"rope_theta": float("inf")}, ("cannot read", "")),
         ({"max_position_embeddings": 10**12}, ("'max_position_embeddings'", "positive integer up to 2147483647")),
         ({"num_hidden_layers": 10**9}, ("'num_hidden_layers'", "positive integer up to 10000")),
-        ({"architectures": None, "model_type": []}, ("no architecture is not supported", "")),
+        ({"architectures": None, "model_type": []}, ("a model without an architecture is not supported", "")),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": "x", "mscale_all_dim": 1}}, ("'mscale'", "'x'")),
         ({"tie_word_embeddings": "yes"}, ("'tie_word_embeddings'", "true or false")),
         ({"eos_token_id": ["x"]}, ("'eos_token_id'", "token id")),

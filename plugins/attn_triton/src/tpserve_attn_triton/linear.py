@@ -26,10 +26,10 @@ def bind(
     """Prepare a product with ``weight`` ``[out, in]``."""
     out, columns = weight.shape
     in_parts = in_parts and bias is None
-    tiled = device_of(weight.device).tiles and weight.itemsize == 2 and columns % 8 == 0
-    turned = tiled and (gated or in_parts) and out % 16 == 0 and is_turned(out, columns)
+    readable = device_of(weight.device).tiles and weight.itemsize == 2 and columns % 8 == 0
+    turned = readable and (gated or in_parts) and out % 16 == 0 and is_turned(out, columns)
     kept = weight.t().contiguous() if turned else weight.contiguous()
-    return Product(kept, bias, gated, in_parts, tiled, turned)
+    return Product(kept, bias, gated, in_parts, readable and kept.data_ptr() % 16 == 0, turned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from threading import get_ident
 
 from tpserve.api import Closed
 
@@ -24,16 +25,16 @@ class Calls:
 
     def __init__(self) -> None:
         self.closed = False
-        self._under_way: deque[None] = deque()  # its methods are atomic, and quicker than a lock
+        self._under_way: deque[int] = deque()  # of which thread; its methods are atomic, and quicker than a lock
 
     def __enter__(self) -> None:
-        self._under_way.append(None)
+        self._under_way.append(get_ident())
         if self.closed:
-            self._under_way.pop()
+            self._under_way.remove(get_ident())
             self.check_open()
 
     def __exit__(self, *error: object) -> None:
-        self._under_way.pop()
+        self._under_way.remove(get_ident())
 
     def check_open(self) -> None:
         """Raise Closed, if they were ended."""
@@ -41,8 +42,8 @@ class Calls:
             raise Closed("the link was closed")
 
     def end(self) -> None:
-        """Wait until the last has ended."""
+        """Wait until the last has ended, but for one of this thread: a signal came in the midst of it."""
         self.closed = True
-        latest = time.monotonic() + LONGEST
-        while self._under_way and time.monotonic() < latest:
+        latest, own = time.monotonic() + LONGEST, get_ident()
+        while len(self._under_way) > self._under_way.count(own) and time.monotonic() < latest:
             time.sleep(BREATH)
