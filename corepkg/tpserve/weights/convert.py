@@ -12,23 +12,21 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tpserve.errors import ModelError, UserError
 from tpserve.models.config import DType, ModelConfig
+from tpserve.weights import DAMAGED
 from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, HEAD_SIZES, INSTEAD, WINDOW, GgufHeader, read_header
 from tpserve.weights.layout import check_shapes, stored_shapes
 
 __all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
-
-DAMAGED = "the file is damaged or incomplete"
-AGAIN = "Fetch it again"
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -102,9 +100,8 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     import transformers
 
     # transformers asks for the same again and again, the whole file parsed among it: three times as much work as once.
-    reader = partial(_parse, gguf.GGUFReader)
-    for name, slow in (("GGUFReader", reader), ("get_tensor_name_map", gguf.get_tensor_name_map)):
-        setattr(gguf, name, cache(slow))
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, cache(getattr(gguf, name)))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = stored_dtype(header)
     _say(f"storing the weights as {dtype}; for a small model that takes half a minute")
@@ -157,13 +154,13 @@ def _check_places(header: GgufHeader, size: int, gguf: Any) -> None:
     end, before = header.data, "the head"
     for name, (kind, begin) in sorted(header.places.items(), key=lambda each: each[1][1]):
         if kind not in types:
-            raise ModelError(f"{DAMAGED}: {name} is of the unknown type {kind}", AGAIN)
+            raise ModelError(f"{name} is of the unknown type {kind}", DAMAGED)
         if begin != -(-end // header.alignment) * header.alignment:
-            raise ModelError(f"{DAMAGED}: {name} begins at byte {begin}, and {before} ends at {end}", AGAIN)
+            raise ModelError(f"{name} begins at byte {begin}, and {before} ends at {end}", DAMAGED)
         elements, length = types[kind]
         end, before = begin + prod(header.tensors[name]) // elements * length, name
         if end > size:
-            raise ModelError(f"{DAMAGED}: {name} ends at byte {end}, and the file at {size}", AGAIN)
+            raise ModelError(f"{name} ends at byte {end}, and the file at {size}", DAMAGED)
 
 
 def _check_config(header: GgufHeader, config: ModelConfig) -> None:
@@ -193,13 +190,6 @@ def _check_tensors(header: GgufHeader, config: ModelConfig, gguf: Any) -> None:
     }
     spare = [name for name in header.tensors if name.endswith(SPARE)]
     check_shapes("the file", "its metadata", config, expected, header.tensors, spare)
-
-
-def _parse(reader: Callable[[Any], Any], source: Any) -> Any:
-    try:
-        return reader(source)
-    except (ValueError, IndexError) as error:
-        raise ModelError(f"{DAMAGED}: {error}", AGAIN) from error
 
 
 if __name__ == "__main__":

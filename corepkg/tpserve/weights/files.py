@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tpserve.distributed.partition import Range
 from tpserve.errors import ModelError
 from tpserve.models.fields import Fields
+from tpserve.weights import DAMAGED
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +78,7 @@ class TensorFiles:
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 self._files.close()
-                raise ModelError(f"cannot read {path}: {error}", "The file is damaged or incomplete") from error
+                raise ModelError(f"cannot read {path}: {error}", DAMAGED) from error
             self._slices.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
 
     def __enter__(self) -> TensorFiles:

@@ -16,6 +16,7 @@ import msgspec
 
 from tpserve.errors import ModelError
 from tpserve.values import TOO_DEEP
+from tpserve.weights import DAMAGED
 
 __all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "HEAD_SIZES", "INSTEAD", "WINDOW", "GgufHeader", "read_header"]
 
@@ -55,8 +56,6 @@ NEUTRAL: dict[str, Any] = {
 
 TOKENS, MERGES, SCORES = (f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores"))
 SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown", "padding"))
-
-DAMAGED = "The file is damaged or incomplete"
 
 INSTEAD = "Use the model's folder with config.json and safetensors files instead"
 
