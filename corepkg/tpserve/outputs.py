@@ -83,7 +83,7 @@ def _identity(path: Path) -> Hashable:
     """Equal for two paths to one file, which may not exist yet; None for what is nobody's loss, as a device or pipe."""
     try:
         found = path.stat()
-    except (OSError, ValueError):
+    except OSError:
         return os.path.realpath(path)
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 

@@ -204,6 +204,8 @@ def _check(values: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, 
         if not is_text(str(value)):
             hint = "Rename the file or folder" if field in PATHS else ""
             raise ConfigError(f"{label(field)}: {str(value)!r} is not text in UTF-8", hint)
+        if "\0" in str(value):
+            raise ConfigError(f"{label(field)}: {str(value)!r} has a NUL, which no name can have", "Take it out")
         try:
             checked[field] = convert(value, _TYPES[field])
         except ValueError as error:

@@ -43,6 +43,12 @@ def test_what_is_read_is_not_written(written: str, read: str) -> None:
         check_apart([("--json", Path(written))], [("the model", Path(read))])
 
 
+def test_a_model_in_ones_home_is_read_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    with pytest.raises(ConfigError, match=r"record would overwrite \S+/models/weights, read as model"):
+        check_outputs(ServeConfig(model="~/models", record="old"))
+
+
 def test_all_else_is_apart() -> None:
     null = Path("/dev/null")
     check_apart([("a", null), ("b", null), ("c", None), ("d", Path("models/new")), ("e", Path("models/more"))])

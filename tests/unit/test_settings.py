@@ -241,6 +241,9 @@ def test_a_name_that_cannot_be_written_is_an_error() -> None:
         load_settings({"model": "/models/\udcff"}, [], None, {})
     with pytest.raises(ConfigError, match=r"TPSERVE_PORT: .* is not text in UTF-8$"):
         load_settings({}, [], None, {"TPSERVE_PORT": "\udcff"})
+    for setting in ("model", "record", "profile", "host"):
+        with pytest.raises(ConfigError, match=r"'a\\x00b' has a NUL, which no name can have. Take it out"):
+            load_settings({setting: "a\0b"}, [], None, {})
 
 
 def test_a_context_must_hold_something() -> None:

@@ -154,17 +154,22 @@ def test_torch_multiplies_with_turned_weights_too(rows: int, gated: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype", "offset"),
-    [(260, torch.bfloat16, 0), (264, torch.float32, 0), (264, torch.bfloat16, 4)],
+    ("columns", "dtype", "offset", "offset_of_x"),
+    [
+        (260, torch.bfloat16, 0, 0),
+        (264, torch.float32, 0, 0),
+        (264, torch.bfloat16, 4, 0),
+        (264, torch.bfloat16, 0, 4),
+    ],
     ids=str,
 )
 def test_what_the_copy_engine_cannot_read_is_not_multiplied_in_tiles(
-    columns: int, dtype: torch.dtype, offset: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, dtype: torch.dtype, offset: int, offset_of_x: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launches, "choose_wide", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(launches, "is_turned", lambda *_: True)
     weight = draw(24 * columns + offset).to(dtype)[offset:].view(24, columns)
-    x = draw(20, columns).to(dtype)
+    x = draw(20 * columns + offset_of_x).to(dtype)[offset_of_x:].view(20, columns)
     found = TritonOps(NoOptions()).linear(weight)(x)
     torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.2)
 

@@ -88,6 +88,7 @@ def test_the_role_of_a_chat_is_no_text() -> None:
     [
         (b'{"error": {"message": "too many"}}', 503, "503: too many"),
         (b"<html>gone</html>", 404, "404: <html>gone</html>"),
+        (b'{"more": ' + 5000 * b"[" + 5000 * b"]" + b"}", 500, r'500: {"more": \[\['),
         (b'data: {"error": {"message": "a rank died"}}\n\n', 200, "a rank died"),
         (b'data: {"choices": []}\n\n', 200, "the stream broke off"),
         (b"data: nonsense\n\n", 200, "an event that cannot be read"),

@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line(
 def test_a_number_beyond_all_reason_is_one_line(
     name: str, flag: str, before: str, ended: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    huge = "1" + 20 * "0"
+    huge = "0001" + 20 * "0"
     assert ended(name, *before.split(), flag, huge) == 2
     assert f"error: argument {flag}: '{huge}' is not a whole number" in capsys.readouterr().err.splitlines()[-1]
 

@@ -190,6 +190,20 @@ def test_whoever_waited_for_a_lock_that_is_gone_takes_the_one_that_is_there(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
+def test_whoever_waited_for_a_lock_that_is_gone_makes_one(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with one_that_builds_and_one_that_waits(target) as (first, second):
+        (tmp_path / "target.lock").unlink()
+        first.kill()
+        assert heard(second) == "building"
+        with builder(target) as third:
+            assert heard(third) == "waiting"
+            second.communicate(timeout=60)
+            assert heard(third) == "done"
+
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 @pytest.mark.parametrize("use", [is_built, lambda target: build_once(target, lambda _: None, never)])
 def test_a_cache_that_cannot_be_written_says_so(cache: Path, use: Callable[[Path], object]) -> None:
     cache.write_text("a file where the folder should be")
@@ -206,6 +220,30 @@ def test_a_cache_that_cannot_be_looked_into_says_so(cache: Path, monkeypatch: py
     monkeypatch.setattr(Path, "is_dir", deny)
     with pytest.raises(ModelError, match=r"cannot write the cache .*: Permission denied"):
         is_built(cache / "models" / "x")
+
+
+def test_a_cache_in_which_nothing_can_be_made_says_so_before_it_is_needed(cache: Path, tmp_path: Path) -> None:
+    (cache / "models").parent.mkdir(parents=True)
+    (cache / "models").symlink_to("/proc/self")  # where even root can make nothing
+
+    with pytest.raises(ModelError, match=r"cannot write the cache .*: No such file"):
+        is_built(cache / "models" / "x")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_wrong_with_a_conversion_says_how_to_get_a_whole_one(
+    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under whatever name the cache is known; of other folders nobody knows what would help."""
+    for name in ("cache", "elsewhere"):
+        (tmp_path / name / "models" / "x").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("cache")
+    monkeypatch.setenv("TPSERVE_CACHE", str(tmp_path / ("link" if linked else "cache")))
+
+    for name, hint in (("cache", f"Remove the folder {tmp_path / 'cache' / 'models' / 'x'}, and"), ("elsewhere", "?")):
+        with pytest.raises(ModelError, match="torn") as caught, module.model_files(tmp_path / name / "models" / "x"):
+            raise ModelError("torn", "?")
+        assert caught.value.hint.startswith(hint)
 
 
 def test_a_disk_that_is_full_is_told_with_what_helps(tmp_path: Path) -> None:

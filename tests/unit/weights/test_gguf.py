@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tpserve.errors import ModelError
 from tpserve.testing.models import make_model
-from tpserve.weights.gguf import read_header
+from tpserve.weights.gguf import HEAD_SIZES, read_header
 
 MakeGguf = Callable[..., Path]
 
@@ -58,7 +59,10 @@ def refusal(path: Path, content: bytes) -> str:
 
 
 def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf) -> None:
-    header = read_header(make_gguf(original, "F16", {"some.list": [1, 2, 3], "some.flag": True}))
+    from gguf import GGUFReader
+
+    path = make_gguf(original, "F16", {"some.list": [1, 2, 3], "some.flag": True})
+    header = read_header(path)
 
     assert header.architecture == "qwen2"
     assert header.metadata["general.name"] == "tiny"
@@ -70,6 +74,9 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
     assert header.matrix_types == {0, 1}  # 176 columns are stored as float32 by the fixture
     assert {"token_embd.weight", "blk.0.attn_q.bias", "output_norm.weight"} <= header.tensors.keys()
     assert header.tensors["blk.0.ffn_gate.weight"] == (176, 128)
+    begin = {tensor.name: tensor.data_offset for tensor in GGUFReader(path).tensors}
+    assert {name: place for name, (_, place) in header.places.items()} == begin
+    assert header.data == min(begin.values())
 
 
 @pytest.mark.parametrize(
@@ -116,9 +123,14 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (head("llama", ("llama.embedding_length", 8, text("x"))), "must be a positive integer, found 'x'"),
         (head("llama", ("llama.attention.sliding_window", 8, text("x"))), "must be an integer from 0, found 'x'"),
         (head("llama", ("llama.rope.freq_base", 6, bytes(4))), "must be a positive number, found 0.0"),
-        (
-            head("llama", ("tokenizer.ggml.eos_token_id", 4, number(1))),
-            "its tokenizer.ggml.eos_token_id must be one of 1 tokens, found 1. The file is damaged or incomplete",
+        (head("llama", ("llama.rope.freq_base", 6, struct.pack("<f", math.inf))), "a positive number, found inf"),
+        (head("llama", ("llama.rope.freq_base", 7, b"\x01")), "must be a positive number, found True"),
+        *(
+            (
+                head("llama", (f"tokenizer.ggml.{name}_token_id", 4, number(1))),
+                f"its tokenizer.ggml.{name}_token_id must be one of 1 tokens, found 1. The file is damaged",
+            )
+            for name in ("bos", "eos", "unknown", "padding")
         ),
         (head("llama", ("tokenizer.ggml.tokens", 9, b"")), "lacks tokenizer.ggml.tokens in its metadata"),
         (head("llama", ("tokenizer.ggml.merges", 9, b"")), "lacks tokenizer.ggml.merges in its metadata"),
@@ -152,6 +164,7 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, wor
     [
         [],
         [("llama.expert_count", 4, struct.pack("<I", 0))],
+        [(f"llama.{name}", 4, number(16)) for name in HEAD_SIZES],
         [("llama.rope.scaling.type", 8, text("none")), ("llama.rope.scaling.factor", 6, bytes(4))],
         [("llama.rope.scale_linear", 6, ONE), ("llama.final_logit_softcapping", 6, bytes(4))],
         [("llama.attention.causal", 7, b"\x01"), ("llama.use_parallel_residual", 7, bytes(1))],

@@ -222,7 +222,7 @@ def test_what_old_files_store_twice_is_passed_over(tmp_path: Path) -> None:
 def test_a_tied_head_that_differs_is_refused_by_the_rank_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "ROWS", 48)
+    monkeypatch.setattr(loader, "ROWS", 35)  # the last row of the last rank's 106 is by itself
     folder = make_model(tmp_path, "llama", num_hidden_layers=1)
     head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
     head[-1, -1] += 1

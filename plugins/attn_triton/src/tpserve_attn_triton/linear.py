@@ -27,7 +27,7 @@ def bind(
     out, columns = weight.shape
     in_parts = in_parts and bias is None
     readable = device_of(weight.device).tiles and weight.itemsize == 2 and columns % 8 == 0
-    turned = readable and (gated or in_parts) and out % 16 == 0 and is_turned(out, columns)
+    turned = readable and (gated or in_parts) and is_turned(out, columns)
     kept = weight.t().contiguous() if turned else weight.contiguous()
     return Product(kept, bias, gated, in_parts, readable and kept.data_ptr() % 16 == 0, turned)
 
