@@ -109,7 +109,7 @@ def check_output(*paths: Path | None) -> None:
             if not folder.is_dir():
                 raise ConfigError(f"{path}: there is no folder {folder}")
             if path.is_dir():
-                raise ConfigError(f"{path} is a folder", "Name a file in it")
+                raise ConfigError(f"{path} is a folder", "Name a file, or another place")
             if not path.exists():
                 _try_out(path.resolve())
             elif not os.access(path, os.W_OK):
@@ -136,8 +136,7 @@ def _check_traces(config: ServeConfig) -> None:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with TemporaryDirectory(dir=there):
             pass
-        for rank in range(config.tp):
-            if trace_path(folder, rank).is_dir():
-                raise ConfigError(f"{trace_path(folder, rank)} is a folder, and a trace is to be written there")
     except OSError as error:
         raise ConfigError(f"no traces can be written in {folder}: {error.strerror}", "Choose another folder") from None
+    if folder.exists():
+        check_output(*(trace_path(folder, rank) for rank in range(config.tp)))

@@ -14,7 +14,19 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Engine", "EngineLimits", "PageWrite", "Pending", "Sequence", "SlotParams", "Step", "TokenWrite"]
+__all__ = [
+    "MOST_PAGES",
+    "Engine",
+    "EngineLimits",
+    "PageWrite",
+    "Pending",
+    "Sequence",
+    "SlotParams",
+    "Step",
+    "TokenWrite",
+]
+
+MOST_PAGES = 1 << 26
 
 
 class TokenWrite(msgspec.Struct, frozen=True):
@@ -81,7 +93,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
         eos_ids: tokens that end a text, sorted.
     """
 
-    pages: Annotated[int, Meta(ge=1, le=1 << 26)]
+    pages: Annotated[int, Meta(ge=1, le=MOST_PAGES)]
     page_size: Annotated[int, Meta(ge=1, le=1 << 16)]
     slots: Annotated[int, Meta(ge=1, le=1 << 20)]
     max_context: Annotated[int, Meta(ge=1, le=1 << 31)]

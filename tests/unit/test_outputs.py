@@ -64,11 +64,14 @@ def test_all_else_is_apart() -> None:
         ("ring", r"in ring: \S*ring is a link to nothing. Remove it"),
         ("to-be/x", r"in to-be/x: \S*/to-be is a link to nothing. Remove it"),
         ("traces", r"traces/rank1.json is a folder"),
+        ("linked", r"linked/rank0.json: there is no folder .*/nowhere"),
         ("old", "in old: Not a directory"),
     ],
 )
 def test_places_where_no_traces_can_be(profile: str, says: str) -> None:
     Path("ring").symlink_to("ring")
     Path("traces/rank1.json").mkdir(parents=True)
+    Path("linked").mkdir()
+    Path("linked/rank0.json").symlink_to("../nowhere/x")
     with pytest.raises(ConfigError, match=says):
         check_outputs(ServeConfig(model="models", profile=profile, tp=2))

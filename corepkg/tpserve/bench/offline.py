@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -31,13 +31,12 @@ from tpserve.offline.llm import LLM
 from tpserve.offline.running import plan_engine
 from tpserve.outputs import check_apart, inputs, outputs
 from tpserve.settings import load_settings
-from tpserve.step import EngineLimits
+from tpserve.step import MOST_PAGES, EngineLimits
 
-__all__ = ["WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
+__all__ = ["LONGEST", "WORKLOADS", "Arm", "Plan", "Report", "Run", "measure"]
 
 APART = 1_000_000
 LARGEST = 40_000
-MOST_PAGES = 1 << 26
 WARM_UP = 8
 """Requests of the run that does not count."""
 
@@ -50,6 +49,9 @@ WORKLOADS: dict[str, Callable[[int, int, int], Workload]] = {
     "shared": lambda requests, seed, vocab: workload.shared_prefix(requests, 8, 512, 32, 16, seed, vocab),
 }
 """By name: from a number of requests, a seed and the largest id."""
+
+LONGEST = {"mixed": (1024, 1024), "stream": (100, 256), "fixed": (128, 64), "shared": (512 + 32, 16)}
+"""Tokens of the longest prompt and output that there may be, by name."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -162,9 +164,8 @@ def measure(
     )
     engine_plans = {name: plan_engine(config) for name, config in configs.items()}
     largest = min(LARGEST, *(each.model.vocab_size - 1 for each in engine_plans.values()))
-    works = {repeat: _work(plan, repeat, largest) for repeat in range(-1, plan.repeats)}
     for name, each in engine_plans.items():
-        _check_fit(plan, name, works.values(), _room(each))
+        _check_fit(plan, name, _room(each))
 
     order = Random(plan.seed)
     runs: dict[str, list[Run]] = {name: [] for name in arms}
@@ -174,8 +175,9 @@ def measure(
             begun = time.monotonic()
             llms[name] = engines.enter_context(LLM(**{"model": plan.model, **settings}))
             starts[name] = time.monotonic() - begun
-            _check_fit(plan, name, works.values(), llms[name].limits)
-        for repeat, work in works.items():
+            _check_fit(plan, name, llms[name].limits)
+        for repeat in range(-1, plan.repeats):
+            work = _work(plan, repeat, largest)
             for name in order.sample(list(arms), len(arms)):
                 run = _run(llms[name], work)
                 steps = engine_plans[name].composition.step_tokens
@@ -216,12 +218,11 @@ def _room(engine: EnginePlan) -> EngineLimits:
     )
 
 
-def _check_fit(plan: Plan, arm: str, works: Iterable[Workload], limits: EngineLimits) -> None:
-    """See that an engine can take all prompts with their outputs."""
+def _check_fit(plan: Plan, arm: str, limits: EngineLimits) -> None:
+    """See that an engine can take the longest prompt with its output."""
+    prompt, output = LONGEST[plan.workload]
     try:
-        for work in works:
-            for prompt, output in zip(work.prompts, work.outputs, strict=True):
-                fit(prompt, output, limits, "prompt")
+        fit([0] * prompt, output, limits, "prompt")
     except RequestError as error:
         raise ConfigError(
             f"workload {plan.workload} does not fit into arm {arm}: {error.message}",

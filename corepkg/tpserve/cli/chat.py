@@ -128,12 +128,7 @@ class Conversation:
                 is_mendable = response.is_client_error and response.status_code != HTTPStatus.TOO_MANY_REQUESTS
                 raise ServerError(_error_message(response.read()), 2 if is_mendable else 1)
             for data in _events(response.iter_bytes()):
-                event = msgspec.json.decode(data)
-                if "error" in event:
-                    raise ServerError(event["error"]["message"])
-                for choice in event["choices"]:
-                    if piece := choice["delta"].get("content"):
-                        yield piece
+                yield from _pieces(data)
 
 
 def _answer(conversation: Conversation, text: str) -> int:
@@ -186,6 +181,22 @@ def _events(chunks: Iterator[bytes]) -> Iterator[bytes]:
             if data == b"[DONE]":
                 return
             yield data
+
+
+def _pieces(event: bytes) -> list[str]:
+    """The pieces of text in an event.
+
+    Raises:
+        ServerError: it tells of an error, or is none of a chat.
+    """
+    try:
+        found = read_json(event, dict[str, Any])
+        if "error" in found:
+            raise ServerError(str(found["error"]["message"]))
+        pieces = (choice["delta"].get("content") for choice in found["choices"])
+        return [str(piece) for piece in pieces if piece]
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+        raise ServerError(f"the server sent an event that cannot be read: {error}") from None
 
 
 def _error_message(body: bytes) -> str:

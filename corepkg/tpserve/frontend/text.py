@@ -14,6 +14,7 @@ from tpserve.errors import ModelError, RequestError
 from tpserve.frontend.chat_template import ChatTemplate
 from tpserve.frontend.coverage import Coverage
 from tpserve.frontend.detokenize import ByteStream, StreamDecoder, TokenBytes, WindowStream
+from tpserve.values import TOO_DEEP
 from tpserve.weights.cache import model_files
 
 __all__ = ["TextCodec"]
@@ -129,8 +130,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise ModelError(f"{path} is {TOO_DEEP}") from None
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not a JSON object")
     return found

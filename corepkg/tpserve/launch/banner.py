@@ -126,7 +126,7 @@ def _why(part: Part) -> str:
 
 def _shape(model: ModelConfig) -> str:
     return (
-        f"{model.layers} layers, hidden {model.hidden}, "
+        f"{model.layers} layer{'' if model.layers == 1 else 's'}, hidden {model.hidden}, "
         f"{model.q_heads} query and {model.kv_heads} KV heads of {model.head_dim}"
     )
 

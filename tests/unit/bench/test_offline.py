@@ -1,12 +1,13 @@
 """Runs on a small model: what is counted, what repeats share, and what an arm's settings do."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tpserve.bench.offline import WORKLOADS, Arm, Plan, Report, Run, _is_at_once, measure
+from tpserve.bench.offline import LONGEST, WORKLOADS, Arm, Plan, Report, Run, _is_at_once, measure
 from tpserve.bench.shapes import SHAPES, write_shape
 from tpserve.bench.workload import Workload, fixed, shared_prefix
 from tpserve.cli.bench import app
@@ -27,7 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORKLOADS, "fixed", lambda n, seed, vocab: Workload(fixed(n, 20, seed, vocab), [5] * n))
+    monkeypatch.setitem(LONGEST, "fixed", (20, 5))
     monkeypatch.setitem(WORKLOADS, "shared", lambda n, seed, vocab: shared_prefix(n, 2, 32, 4, 3, seed, vocab))
+    monkeypatch.setitem(LONGEST, "shared", (36, 3))
 
 
 def test_two_arms_take_turns_on_the_same_prompts(model: Path) -> None:
@@ -99,6 +102,11 @@ def test_a_workload_has_as_many_requests_as_are_asked_for(
     monkeypatch.undo()
     work = WORKLOADS[name](requests, 0, 319)
     assert len(work.prompts) == len(work.outputs) == requests
+    longest = max(map(len, work.prompts)), max(work.outputs)
+    if name == "mixed":
+        assert longest <= LONGEST[name]
+    else:
+        assert longest == LONGEST[name]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +167,19 @@ def test_what_an_arm_writes_is_no_others_and_known_to_be_possible_before_anythin
         measure(plan, {"a": SMALL | a, "b": SMALL | b}, report=Path("report.json"))
 
 
-def test_an_arm_may_have_a_model_of_its_own(model: Path, tmp_path: Path) -> None:
+def test_an_arm_may_have_a_model_of_its_own(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = make_model(tmp_path / "other", "qwen3")
+    loaded: list[str] = []
+
+    def load(model: str, **settings: Any) -> LLM:
+        loaded.append(model)
+        return LLM(model, **settings)
+
+    monkeypatch.setattr("tpserve.bench.offline.LLM", load)
     arms = {"a": SMALL, "b": SMALL | {"model": str(other)}}
     report = measure(Plan(str(model), "fixed", 1, repeats=1, seed=0), arms)
     assert [report.arms[name].made_of["model"] for name in "ab"] == ["llama", "other"]
+    assert loaded == [str(model), str(other)]
 
 
 def test_the_command_writes_json(model: Path, tmp_path: Path) -> None:
@@ -230,6 +246,7 @@ def test_arms_may_differ_in_their_model(
         ("attn=cpu,torch", {"attn": "cpu,torch"}),
         ("tp=2,attn=cpu,torch,page-size=4", {"tp": "2", "attn": "cpu,torch", "page_size": "4"}),
         (",tp=2,", {"tp": "2"}),
+        ("tp=2,,cache=none", {"tp": "2", "cache": "none"}),
         ("", {}),
     ],
 )

@@ -101,6 +101,11 @@ def test_a_mistake_ends_with_exit_code_2(
         (["--a", "", "--json", "x", "--html", "x"], "error: --json and --html would both write x"),
         (["--a", "--record x", "--b", "--record ./x"], "error: A's record and B's record would both write x"),
         (["--a", "--profile .", "--html", "rank0.json"], "error: --html and A's profile would both write rank0.json"),
+        (["--a", "--config c.yaml", "--json", "c.yaml"], "error: --json would overwrite c.yaml, read as A's --config"),
+        (
+            ["--a", "--config=c.yaml", "--b", "--record c.yaml"],
+            "error: B's record would overwrite c.yaml, read as A's --config",
+        ),
         (
             ["--a", "", "--dataset-name", "sharegpt", "--dataset-path", "x", "--json", "x"],
             "error: --json would overwrite x, read as the file of --dataset-path",
@@ -112,6 +117,7 @@ def test_so_does_one_about_whole_servers(
     arguments: list[str], says: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("threads: 1")
     assert says in refused("serve", *arguments)
 
 
@@ -122,6 +128,8 @@ def test_so_does_one_about_whole_servers(
         ("--json /", "error: / is a folder"),
         ("cache", "error: cache: no setting"),
         ("--b cach=none", "error: cach: there is no such setting"),
+        ("--a cache=none,page-size=4,cache=radix", "error: cache=radix: cache is given twice"),
+        ("page-size=4 page_size=8", "error: page_size=8: page_size is given twice"),
         ("--b cache=nine", "error: cache: expected "),
         ("--b policy=fcsf", "error: there is no policy plugin named 'fcsf'"),
         ("--b record=x --json x", "error: the report and arm b's record would both write x"),

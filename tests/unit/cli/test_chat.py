@@ -82,6 +82,23 @@ def test_what_is_refused_is_forgotten(client: httpx.Client) -> None:
     assert said(conversation, "b") == "[user|b]|[assistant|"
 
 
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ("x", "an event that cannot be read: JSON is malformed"),
+        ('{"more": ' + 5000 * "[" + 5000 * "]" + "}", "an event that cannot be read: nested too deep"),
+        ("[]", "an event that cannot be read: Expected `object`, got `array`"),
+        ("{}", "an event that cannot be read: 'choices'"),
+        ('{"choices": [[]]}', "an event that cannot be read: "),
+        ('{"error": {"message": "a rank died"}}', "^a rank died$"),
+    ],
+)
+def test_an_event_that_is_none_of_a_chat_is_told(event: str, says: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=f"data: {event}\n\n"))
+    with httpx.Client(base_url="http://x", transport=transport) as client, pytest.raises(ServerError, match=says):
+        said(Conversation(client, "", {}), "a")
+
+
 class Halting(FakeServer):
     """Answers ``so`` and stands still, until released; then it echoes the conversation."""
 

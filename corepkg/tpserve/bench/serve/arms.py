@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,7 +50,9 @@ class Arm(msgspec.Struct, frozen=True):
 
     def inputs(self) -> Iterator[Named]:
         """What it reads."""
-        return iter(()) if self.url else inputs(self._config, f"{self.name}'s ")
+        if not self.url:
+            yield f"{self.name}'s --config", _config_file(self.flags)
+            yield from inputs(self._config, f"{self.name}'s ")
 
     @property
     def _config(self) -> ServeConfig:
@@ -95,6 +99,13 @@ def launched(name: str, flags: str) -> Arm:
 def running(url: str) -> Arm:
     """An arm that runs already."""
     return Arm("server", url=url)
+
+
+def _config_file(flags: list[str]) -> Path | None:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    found: Path | None = parser.parse_known_args(flags)[0].config
+    return found
 
 
 def _note(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tpserve.bench.arguments import MANY
 from tpserve.cli.common import write_output
 from tpserve.errors import ConfigError
 from tpserve.outputs import check_output
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["offline"]
 
 REQUESTS = {"mixed": 256, "fixed": 16, "shared": 256, "stream": 1}
-
-MANY = 100_000
-"""More would fill the memory with prompts before anything runs."""
 
 
 def offline(
@@ -105,7 +103,7 @@ def offline(
 
 def _parts(text: str) -> list[str]:
     """The settings of an arm; a comma that no name and = follow is part of a value, as in attn=PREFILL,DECODE."""
-    return re.split(r",(?=[^,=]*=)", text.strip(","))
+    return re.split(r",+(?=[^,=]*=)", text.strip(","))
 
 
 def _settings(words: list[str]) -> dict[str, str]:
@@ -114,7 +112,10 @@ def _settings(words: list[str]) -> dict[str, str]:
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise ConfigError(f"{word}: no setting", "Write SETTING=VALUE, as in cache=none")
-        given[name.strip().replace("-", "_")] = value
+        setting = name.strip().replace("-", "_")
+        if setting in given:
+            raise ConfigError(f"{word}: {setting} is given twice", "Give it once: an arm's own goes before that of all")
+        given[setting] = value
     return given
 
 
