@@ -190,7 +190,13 @@ def test_tiles_and_parts_are_chosen_for_large_weights_alone() -> None:
 
 @pytest.mark.parametrize(
     ("out", "columns", "turned", "parts"),
-    [(6144, 4096, False, 2), (4096, 4096, False, 2), (4096, 14_336, True, 4), (5120, 25_600, False, 3)],
+    [
+        (6144, 4096, False, 2),
+        (4096, 4096, False, 2),
+        (4096, 14_336, True, 4),
+        (5120, 25_600, False, 3),
+        (1024, 16_384, False, 4),
+    ],
 )
 def test_parts_of_tiles_run_at_a_time(out: int, columns: int, turned: bool, parts: int) -> None:
     block = choose_wide(out, columns, 16, in_parts=True, turned=turned)

@@ -76,6 +76,23 @@ def test_the_warm_up_takes_first_tokens_of_as_many_requests(model: Path, monkeyp
     assert told == [(-1, 8, 8), (0, 10, 10)]
 
 
+def test_no_two_runs_share_a_prompt_and_arms_take_turns_in_another_order(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def note(llm: LLM, work: Workload) -> Run:
+        asked.extend(map(tuple, work.prompts))
+        return of_a_second_a_token(llm, work)
+
+    monkeypatch.setattr("tpserve.bench.offline._run", note)
+    order: list[str] = []
+    plan = Plan(str(model), "fixed", 2, repeats=7, seed=0)
+    measure(plan, {"a": SMALL, "b": SMALL}, lambda arm, *_: order.append(arm))
+    assert len(asked) == 2 * len(set(asked)) == 2 * 8 * 2 * 2
+    assert {tuple(order[turn : turn + 2]) for turn in range(0, 16, 2)} == {("a", "b"), ("b", "a")}
+
+
 def test_requests_that_wait_for_others_do_not_tell_what_a_step_takes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +139,10 @@ def test_a_workload_that_does_not_fit_is_refused_before_anything_is_loaded(
     monkeypatch.setattr("tpserve.bench.offline.LLM", None)
     with pytest.raises(ConfigError, match=f"^workload fixed does not fit into arm b: {says}"):
         measure(Plan(str(model), "fixed", 2, repeats=1, seed=0), {"a": SMALL, "b": SMALL | wrong})
+
+
+def test_a_pool_has_whole_pages(model: Path) -> None:
+    measure(Plan(str(model), "fixed", 1, repeats=1, seed=0), {"a": SMALL | {"kv_tokens": 26}})  # of 20 and 5: 32
 
 
 def test_a_pool_that_turns_out_too_small_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,13 @@ def test_trying_whether_a_file_can_be_written_leaves_nothing_and_changes_nothing
     assert (tmp_path / "old").read_text() == "figures"
 
 
+def test_a_file_that_is_there_must_be_one_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").write_text("figures")
+    monkeypatch.setattr("os.access", lambda *_: False)  # as root may write all
+    with pytest.raises(ConfigError, match=r"old cannot be written$"):
+        check_output(tmp_path / "old")
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
 def test_a_disk_that_is_full_in_the_end_is_told() -> None:
     with pytest.raises(ConfigError, match="/dev/full cannot be written: No space left"):
