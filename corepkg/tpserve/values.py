@@ -14,6 +14,7 @@ from msgspec import inspect
 
 __all__ = [
     "TOO_DEEP",
+    "brief",
     "closest",
     "convert",
     "describe_type",
@@ -84,6 +85,12 @@ def read_yaml(text: str) -> Any:
         raise ValueError(TOO_DEEP) from None
     except (yaml.YAMLError, ValueError) as error:  # of dates that do not exist, and numbers that are too long
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def brief(text: str, most: int = 80) -> str:
+    """A name out of a file, as an error shows it: what cannot be printed escaped, as in repr, and cut if it is long."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def is_text(text: str) -> bool:

@@ -39,6 +39,19 @@ def codec() -> TextCodec:
     return TextCodec.from_folder(resolve_model("").path)
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("Hello world! 123", [19556, 905, 17, 216, 33, 34, 35]),
+        ("  multiple   spaces", [216, 2701, 256, 5600]),
+        ("Café déjà vu.", [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30]),
+    ],
+)
+def test_tokens_are_those_of_the_models_own_tokenizer(codec: TextCodec, text: str, ids: list[int]) -> None:
+    """Known from elsewhere: the library of the other tests reads the same converted file."""
+    assert codec.encode(text) == ids
+
+
 @pytest.fixture(scope="module")
 def oracle() -> Any:
     from transformers import AutoTokenizer

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from tpserve.values import closest, convert, describe_type, did_you_mean, read_json, read_yaml, to_json
+from tpserve.errors import ConfigError
+from tpserve.values import brief, closest, convert, describe_type, did_you_mean, read_json, read_yaml, to_json
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,23 @@ def test_what_is_nested_too_deep_is_told_as_any_other_mistake() -> None:
     with pytest.raises(msgspec.ValidationError):
         read_json(b"1", str)
     assert read_json(b"[1]", list[int]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("blk.0.attn_q.weight", "blk.0.attn_q.weight"),
+        ("größer 'so'", "größer 'so'"),
+        ("a\nb\x1b[31m\x00\u2028\udcff", r"a\nb\x1b[31m\x00\u2028\udcff"),
+        ("x" * 80, "x" * 80),
+        ("x" * 81, "x" * 79 + "…"),
+        ("\n" * 50, r"\n" * 39 + r"\…"),
+    ],
+)
+def test_a_name_out_of_a_file_is_short_and_in_one_line(text: str, shown: str) -> None:
+    assert brief(text) == shown
+
+
+def test_an_error_for_a_user_is_one_line_whatever_it_names() -> None:
+    error = ConfigError("a\nerror: b\x1b[31m", "c\r\u2028d\te")
+    assert str(error) == r"a\nerror: b\x1b[31m. c\r\u2028d\te"

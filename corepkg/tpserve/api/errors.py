@@ -25,6 +25,8 @@ An assertion, by contrast, guards our own invariants: it is a bug report, never 
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "Closed",
     "ConfigError",
@@ -48,6 +50,13 @@ __all__ = [
 ]
 
 
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
+
+
 class TpserveError(Exception):
     """Base of every error that tpserve raises on purpose."""
 
@@ -58,12 +67,15 @@ class UserError(TpserveError):
     Args:
         message: what is wrong and where, in one line without a full stop.
         hint: what to do about it, in one line; may be empty.
+
+    Names from elsewhere cannot make two lines of one, nor write to a terminal what is no text: line breaks and other
+    control characters are escaped.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = CONTROL.sub(_escaped, message)
+        self.hint = CONTROL.sub(_escaped, hint)
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message

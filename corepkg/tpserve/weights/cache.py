@@ -53,7 +53,9 @@ def model_files(folder: Path) -> Iterator[None]:
     except ModelError as error:
         if not _is_converted(folder):
             raise
-        raise ModelError(error.message, f"Remove the folder {folder}, and the model is converted again") from error
+        again = f"Remove the folder {folder}, and the model is converted again"
+        hint = f"{again}. If that is no help, the GGUF file is at fault"
+        raise ModelError(error.message, hint) from error
 
 
 def _is_converted(folder: Path) -> bool:

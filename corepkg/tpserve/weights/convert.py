@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,17 +23,26 @@ from typing import Any, NoReturn
 
 from tpserve.errors import ModelError, UserError
 from tpserve.models.config import DType, ModelConfig
+from tpserve.values import brief
 from tpserve.weights import DAMAGED
 from tpserve.weights.cache import build_once
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, HEAD_SIZES, INSTEAD, WINDOW, GgufHeader, read_header
 from tpserve.weights.layout import check_shapes, stored_shapes
+from tpserve.weights.splits import SPLITS, set_split
 
-__all__ = ["CONVERTER_VERSION", "main", "stored_dtype"]
+__all__ = ["CONVERTER_VERSION", "GRACE", "main", "stored_dtype"]
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+GRACE = 5.0
+"""Seconds that a converter takes at most to leave when nobody waits for it any more."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 """Part of the cache's key; raised when the folders that come out change, or fewer files are taken."""
+
+ADD_BOS = "tokenizer.ggml.add_bos_token"
 
 SPARE = "attn_rot_embd.weight"
 """Rotary frequencies, which old files have in each layer; they follow from the metadata."""
@@ -40,15 +51,19 @@ SPARE = "attn_rot_embd.weight"
 def main() -> None:
     """Convert, unless the folder is already there; exit code 2 and one line for what the caller can mend."""
     arguments = _parser().parse_args()
-    if arguments.attached:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
+        if arguments.attached:
+            for stop in STOPS:
+                signal.signal(stop, _leave)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
         header = read_header(arguments.source)
         build_once(
             arguments.folder,
             lambda folder: _convert(arguments.source, header, folder),
             lambda: _say("another process is converting the same file; waiting for it"),
         )
+    except KeyboardInterrupt:
+        sys.exit(1)
     except UserError as error:
         _refuse(str(error))
     except Exception as error:
@@ -56,6 +71,13 @@ def main() -> None:
         if not any(os.strerror(number) in str(error) for number in FULL):
             raise
         _refuse(f"no room in the cache {arguments.folder.parent}; TPSERVE_CACHE says where it is")
+
+
+def _leave(*_: object) -> NoReturn:
+    """Go, and remove what is half made; that is not interrupted again."""
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _refuse(text: str) -> NoReturn:
@@ -84,10 +106,14 @@ def _say(text: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave at once when standard input ends, as it does when whoever holds its other end is gone."""
+    """Leave soon when standard input ends, as it does when whoever holds its other end is gone."""
     # Not through sys.stdin: a thread that holds its lock breaks the interpreter's own exit.
     while os.read(0, 4096):
         pass
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGTERM)
+    time.sleep(GRACE)
     os._exit(1)
 
 
@@ -113,8 +139,12 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     config = _config(folder)
     _check_config(header, config)
     _check_tensors(header, config, gguf)
+    split = SPLITS[header.split] if header.split is not None else None
+    begins = {"add_bos_token": True} if split and split.bos and ADD_BOS not in header.metadata else {}
     with _reading("tokenizer"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where, **begins)
+    if split is not None:
+        set_split(tokenizer.backend_tokenizer, split)
     tokenizer.save_pretrained(folder)
     # Releases that have this class keep weights packed unless told not to; older ones know no other way.
     if hasattr(transformers, "GgufConfig"):
@@ -122,7 +152,6 @@ def _convert(source: Path, header: GgufHeader, folder: Path) -> None:
     with _reading("weights"):
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
-    ModelConfig.from_folder(folder)
 
 
 @contextmanager
@@ -133,7 +162,7 @@ def _reading(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # libraries check little of what they read: it may be of any kind
-        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        said = brief(" ".join(f"{type(error).__name__}: {error}".split()).rstrip("."), 500)
         raise ModelError(f"its {what} cannot be read: {said}", INSTEAD) from error
 
 
@@ -154,13 +183,13 @@ def _check_places(header: GgufHeader, size: int, gguf: Any) -> None:
     end, before = header.data, "the head"
     for name, (kind, begin) in sorted(header.places.items(), key=lambda each: each[1][1]):
         if kind not in types:
-            raise ModelError(f"{name} is of the unknown type {kind}", DAMAGED)
+            raise ModelError(f"{brief(name)} is of the unknown type {kind}", DAMAGED)
         if begin != -(-end // header.alignment) * header.alignment:
-            raise ModelError(f"{name} begins at byte {begin}, and {before} ends at {end}", DAMAGED)
+            raise ModelError(f"{brief(name)} begins at byte {begin}, and {brief(before)} ends at {end}", DAMAGED)
         elements, length = types[kind]
         end, before = begin + prod(header.tensors[name]) // elements * length, name
         if end > size:
-            raise ModelError(f"{name} ends at byte {end}, and the file at {size}", DAMAGED)
+            raise ModelError(f"{brief(name)} ends at byte {end}, and the file at {size}", DAMAGED)
 
 
 def _check_config(header: GgufHeader, config: ModelConfig) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tpserve.distributed.partition import Range
 from tpserve.errors import ModelError
 from tpserve.models.fields import Fields
+from tpserve.values import brief
 from tpserve.weights import DAMAGED
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _listed(index: Path) -> list[str]:
         raise ModelError(f"{index} lists no files", "Its 'weight_map' must say in which file each tensor is")
     for name in files:
         if not isinstance(name, str) or not name or Path(name).name != name:
-            raise ModelError(f"{index} lists {name!r}, which is not the name of a file in the same folder")
+            raise ModelError(f"{index} lists {brief(repr(name))}, which is not the name of a file in the same folder")
     return sorted(set(files))
 
 
@@ -78,7 +79,7 @@ class TensorFiles:
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 self._files.close()
-                raise ModelError(f"cannot read {path}: {error}", DAMAGED) from error
+                raise ModelError(f"cannot read {path}: {brief(str(error), 300)}", DAMAGED) from error
             self._slices.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
 
     def __enter__(self) -> TensorFiles:

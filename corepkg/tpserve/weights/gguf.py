@@ -15,15 +15,28 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tpserve.errors import ModelError
-from tpserve.values import TOO_DEEP
+from tpserve.values import TOO_DEEP, brief
 from tpserve.weights import DAMAGED
+from tpserve.weights.splits import SPLITS
 
-__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "HEAD_SIZES", "INSTEAD", "WINDOW", "GgufHeader", "read_header"]
+__all__ = [
+    "ARCHITECTURES",
+    "BFLOAT16",
+    "FLOAT16",
+    "HEAD_SIZES",
+    "INSTEAD",
+    "WINDOW",
+    "GgufHeader",
+    "read_header",
+]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """The architectures that can be converted, as GGUF names them; Mistral's models are called llama there."""
 
-NEEDED = ("context_length", "attention.head_count", "attention.layer_norm_rms_epsilon")
+NEEDED = (
+    "context_length",
+    *(f"attention.{name}" for name in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")),
+)
 """Keys in whose place transformers would take numbers of its own, and no tensor's shape would tell."""
 
 HEAD_SIZES = ("attention.key_length", "attention.value_length", "attention.head_dim", "rope.dimension_count")
@@ -55,9 +68,19 @@ NEUTRAL: dict[str, Any] = {
 """Values that change nothing. Nor does 0 or false, whatever the key, except where true is what changes nothing."""
 
 TOKENS, MERGES, SCORES = (f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores"))
+SPLIT = "tokenizer.ggml.pre"
 SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown", "padding"))
 
 INSTEAD = "Use the model's folder with config.json and safetensors files instead"
+
+MOST = 4
+"""Of what an error lists."""
+
+BYTE_LEVEL = "gpt2"
+"""The kind of vocabulary of which a file must say where texts are split."""
+
+MOST_DIMENSIONS = 4
+"""That the format allows."""
 
 ALIGNMENT = 32
 """Where a file does not say."""
@@ -85,15 +108,21 @@ class GgufHeader(msgspec.Struct, frozen=True):
     metadata: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]
     matrix_types: set[int]
-    places: dict[str, tuple[int, int]] = {}
-    data: int = 0
-    alignment: int = ALIGNMENT
-    arrays: dict[str, int] = {}
+    places: dict[str, tuple[int, int]]
+    data: int
+    alignment: int
+    arrays: dict[str, int]
 
     @property
     def architecture(self) -> str:
         """The model's architecture in GGUF's words."""
         return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def split(self) -> str | None:
+        """Where its tokenizer splits texts, in GGUF's words; None for a vocabulary that does without."""
+        is_byte_level = self.metadata.get("tokenizer.ggml.model") == BYTE_LEVEL
+        return str(self.metadata.get(SPLIT, "")) if is_byte_level else None
 
     def key(self, name: str) -> Any:
         """A value of the architecture's own keys, or None."""
@@ -131,7 +160,7 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
     for _ in range(keys):
         name, kind = _string(file, size), _scalar(file, "<I")
         if name in metadata or name in arrays:
-            raise ValueError(f"it has the key {name} twice")
+            raise ValueError(f"it has the key {brief(name)} twice")
         if kind == _ARRAY:
             arrays[name] = _pass_array(file, size)
         else:
@@ -141,8 +170,11 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
     for _ in range(tensors):
         name = _string(file, size)
         if name in shapes:
-            raise ValueError(f"it has the tensor {name} twice")
-        dimensions = [_scalar(file, "<Q") for _ in range(_scalar(file, "<I"))]
+            raise ValueError(f"it has the tensor {brief(name)} twice")
+        count = _scalar(file, "<I")
+        if count > MOST_DIMENSIONS:
+            raise ValueError(f"it has the tensor {brief(name)} of {count} dimensions")
+        dimensions = [_scalar(file, "<Q") for _ in range(count)]
         shapes[name] = tuple(reversed(dimensions))  # the file has the length of a row first
         kind = _scalar(file, "<I")
         offsets[name] = kind, _scalar(file, "<Q")
@@ -151,13 +183,15 @@ def _read(file: BinaryIO, size: int) -> GgufHeader:
 
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0:
-        raise ValueError(f"its general.alignment is {alignment!r}")
+        raise ValueError(f"its general.alignment is {brief(repr(alignment))}")
     data = -(-file.tell() // alignment) * alignment
     places = {name: (kind, data + offset) for name, (kind, offset) in offsets.items()}
     return GgufHeader(metadata, shapes, types, places, data, alignment, arrays)
 
 
 def _value(file: BinaryIO, kind: int, size: int) -> Any:
+    if kind != _STRING and kind not in _SCALARS:
+        raise ValueError(f"it has a value of the unknown type {kind}")
     return _string(file, size) if kind == _STRING else _scalar(file, _SCALARS[kind])
 
 
@@ -198,7 +232,7 @@ def _exactly(file: BinaryIO, length: int) -> bytes:
 def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
     if header.architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{path} holds a model of architecture {header.architecture!r}, which is not supported",
+            f"{path} holds a model of architecture {brief(repr(header.architecture))}, which is not supported",
             f"Supported in GGUF files: {', '.join(ARCHITECTURES)}",
         )
     if header.key("expert_count"):
@@ -206,10 +240,16 @@ def _refuse_what_conversion_loses(path: Path, header: GgufHeader) -> None:
     if "rope_freqs.weight" in header.tensors:
         raise ModelError(f"{path} needs scaled rotary positions, which its conversion would lose", INSTEAD)
     own = f"{header.architecture}."
-    lost = [f"{key} = {value!r}" for key, value in header.metadata.items() if _is_lost(key, own, value)]
-    lost += [f"{key}, {count} values" for key, count in header.arrays.items() if key.startswith(own)]
+    lost = [
+        f"{brief(key)} = {brief(repr(value))}" for key, value in header.metadata.items() if _is_lost(key, own, value)
+    ]
+    lost += [f"{brief(key)}, {count} values" for key, count in header.arrays.items() if key.startswith(own)]
     if lost:
-        raise ModelError(f"{path} says {'; '.join(lost)}: its conversion would lose that", INSTEAD)
+        more = f" and {len(lost) - MOST} more" if len(lost) > MOST else ""
+        raise ModelError(f"{path} says {'; '.join(lost[:MOST])}{more}: its conversion would lose that", INSTEAD)
+    if header.split is not None and header.split not in SPLITS:
+        said = f"{SPLIT} = {brief(repr(header.split))}" if header.split else f"nothing of {SPLIT}"
+        raise ModelError(f"{path} says {said}: where its tokenizer splits a text is not known", INSTEAD)
 
 
 def _is_lost(key: str, own: str, value: Any) -> bool:
@@ -225,7 +265,7 @@ def _refuse_what_is_not_whole(path: Path, header: GgufHeader) -> None:
     needed = [*(own + name for name in NEEDED), TOKENS, *([] if header.arrays.get(SCORES) else [MERGES])]
     lacking = [name for name in needed if name not in header.metadata and not header.arrays.get(name)]
     if lacking:
-        raise ModelError(f"{path} lacks {', '.join(lacking)} in its metadata", DAMAGED)
+        raise ModelError(f"{path} lacks {', '.join(lacking)} in its metadata", INSTEAD)
     tokens = header.arrays[TOKENS]
     checks: list[tuple[str, Iterable[str], Callable[[Any], bool]]] = [
         ("a positive integer", (own + name for name in COUNTS), lambda value: type(value) is int and value > 0),
@@ -237,7 +277,7 @@ def _refuse_what_is_not_whole(path: Path, header: GgufHeader) -> None:
         for name in names:
             value = header.metadata.get(name)
             if value is not None and not is_right(value):
-                raise ModelError(f"{path}: its {name} must be {expected}, found {value!r}", DAMAGED)
+                raise ModelError(f"{path}: its {name} must be {expected}, found {brief(repr(value))}", DAMAGED)
     # All other tensors are checked in the conversion; this one comes before something is made for each layer claimed.
     claimed = header.key("block_count") or 0
     found = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}

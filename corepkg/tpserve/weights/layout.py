@@ -12,6 +12,7 @@ import msgspec
 from tpserve.distributed.partition import Partition, Range
 from tpserve.errors import ModelError
 from tpserve.models.config import ModelConfig
+from tpserve.values import brief
 
 __all__ = ["Part", "Shapes", "Target", "check_shapes", "stored_shapes", "targets"]
 
@@ -105,7 +106,7 @@ def check_shapes(
 
 
 def _list(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
+    shown = ", ".join(map(brief, names[:4]))
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"
 
 

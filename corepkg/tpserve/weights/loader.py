@@ -56,6 +56,8 @@ __all__ = ["Progress", "load_shard", "shard_bytes"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+NO_FLOAT = "is not stored as float64, float32, bfloat16 or float16"
+
 ROWS = 4096
 """Of two matrices that are compared, at a time."""
 
@@ -118,7 +120,7 @@ def _check(files: TensorFiles, config: ModelConfig) -> None:
     check_shapes(str(files.folder), "config.json", config, expected, found, spare)
     for name in expected:
         if not files.is_float(name):
-            raise ModelError(f"{files.folder}: {name} is not stored as float64, float32, bfloat16 or float16")
+            raise ModelError(f"{files.folder}: {name} {NO_FLOAT}")
 
 
 def _check_tie(files: TensorFiles, config: ModelConfig, vocab: Range, dtype: torch.dtype) -> None:
@@ -128,8 +130,10 @@ def _check_tie(files: TensorFiles, config: ModelConfig, vocab: Range, dtype: tor
         return files.read(name, Range(start, min(start + ROWS, vocab.stop)), Range(0, config.hidden)).to(dtype)
 
     starts = range(vocab.start, vocab.stop, ROWS)
+    if not files.is_float(HEAD):
+        raise ModelError(f"{files.folder}: {HEAD} {NO_FLOAT}")
     if files.shape(HEAD) != files.shape(EMBEDDING) or not all(
-        torch.equal(read(HEAD, start), read(EMBEDDING, start)) for start in starts
+        torch.allclose(read(HEAD, start), read(EMBEDDING, start), 0, 0, equal_nan=True) for start in starts
     ):
         raise ModelError(
             f"{files.folder}: {HEAD} differs from {EMBEDDING}, and config.json says 'tie_word_embeddings': true",

@@ -17,7 +17,7 @@ import msgspec
 from tpserve.errors import ModelError
 from tpserve.weights import default_model
 from tpserve.weights.cache import content_hash, is_built, models_folder
-from tpserve.weights.convert import CONVERTER_VERSION
+from tpserve.weights.convert import CONVERTER_VERSION, GRACE
 from tpserve.weights.files import lack_of, weight_files
 from tpserve.weights.gguf import read_header
 from tpserve.weights.hub import download
@@ -26,6 +26,9 @@ __all__ = ["ModelFolder", "resolve_model"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 HINT = "Name a folder, a .gguf file or a hub id"
+
+LONGEST = 40
+"""Characters of a file's name in that of its conversion, which may have 255 bytes."""
 
 _PATH_BEGINNINGS = ("/", "./", "../", "~", "\\")
 
@@ -98,7 +101,7 @@ def _complete(folder: Path, load_format: str) -> Path:
 
 def _converted(source: Path, notify: Callable[[str], None]) -> Path:
     """The folder that was made from a GGUF file, keyed by the file's content; made now if need be."""
-    key = f"{source.stem}-{content_hash(source)[:16]}-v{CONVERTER_VERSION}"
+    key = f"{source.stem[:LONGEST]}-{content_hash(source)[:16]}-v{CONVERTER_VERSION}"
     folder = models_folder() / key
     if not is_built(folder):
         read_header(source)
@@ -119,10 +122,21 @@ def _run_converter(source: Path, folder: Path, notify: Callable[[str], None]) ->
                 notify(line.rstrip())
             code = child.wait()
         finally:
-            child.kill()
-            child.wait()
-            child.stdout.close()
+            _end(child)
         if code != 0:
             errors.seek(0)
             last = (errors.read().strip() or f"exit code {code}").splitlines()[-1].strip()
             raise ModelError(f"{source} could not be converted: {last.removeprefix('error: ')}")
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Let a converter go, which removes what it has not ended when its standard input is closed."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.close()
+    try:
+        child.wait(GRACE + 1)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    child.stdout.close()

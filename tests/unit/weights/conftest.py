@@ -76,6 +76,7 @@ def write_gguf(folder: Path, path: Path, matrices: str, extra: dict[str, Any], r
     tokens = [token for token, _ in vocabulary]
     kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.NORMAL}
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([kinds[token in SPECIAL_TOKENS] for token in tokens])
     writer.add_token_merges(["e a", "t e"])

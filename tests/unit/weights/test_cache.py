@@ -122,8 +122,6 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 BUILDER = """
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tpserve.weights.cache import build_once
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +23,13 @@ from safetensors.torch import load_file
 from tests.unit.weights.conftest import gguf_name
 
 from tpserve.errors import ModelError
+from tpserve.frontend.text import TextCodec
 from tpserve.models.config import ModelConfig
 from tpserve.testing.models import CHAT_TEMPLATE, make_model
 from tpserve.weights import DAMAGED, convert
 from tpserve.weights.convert import stored_dtype
 from tpserve.weights.gguf import BFLOAT16, FLOAT16, WINDOW, GgufHeader, read_header
-from tpserve.weights.layout import stored_shapes
+from tpserve.weights.layout import Shapes, stored_shapes
 
 MakeGguf = Callable[..., Path]
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -41,6 +44,11 @@ def converter(source: Path, folder: Path, *flags: str) -> Iterator[subprocess.Po
             yield child
         finally:
             child.kill()
+
+
+def head(metadata: dict[str, Any], tensors: Shapes, types: Iterable[int] = ()) -> GgufHeader:
+    """A head of which nobody asks where the tensors are."""
+    return GgufHeader(metadata, dict(tensors), set(types), {}, 0, 32, {})
 
 
 def finish(child: subprocess.Popen[str]) -> str:
@@ -117,7 +125,7 @@ def compare(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], dty
     ],
 )
 def test_weights_keep_the_dtype_that_all_matrices_have(types: set[int], dtype: str) -> None:
-    assert stored_dtype(GgufHeader({}, {}, types)) == dtype
+    assert stored_dtype(head({}, {}, types)) == dtype
 
 
 def test_two_at_once_make_one(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
@@ -155,8 +163,70 @@ def test_an_attached_one_leaves_with_its_parent(original: Path, make_gguf: MakeG
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(timeout=60) == 1
+        assert child.stderr is not None
+        assert child.stderr.read() == ""
 
-    assert not folder.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_an_attached_one_that_only_waits_leaves_the_others_work_alone(
+    original: Path, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    source, folder = make_gguf(original), tmp_path / "made"
+    with converter(source, folder) as first:
+        wait_until_it_writes(folder)
+        first.send_signal(signal.SIGSTOP)
+        with converter(source, folder, "--attached") as second:
+            assert second.stdout is not None
+            assert "waiting for it" in second.stdout.readline()
+            assert second.stdin is not None
+            second.stdin.close()
+            assert second.wait(timeout=60) == 1
+        assert {"made.partial", "made.lock"} <= {path.name for path in tmp_path.iterdir()}
+        first.send_signal(signal.SIGCONT)
+        finish(first)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_who_asked_is_stopped(
+    stop: signal.Signals, original: Path, make_gguf: MakeGguf, cache: Path
+) -> None:
+    command = [sys.executable, "-m", "tpserve.cli.main", "model", "path", str(make_gguf(original))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 120
+        while not list(cache.glob("models/*.partial")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.send_signal(stop)
+        child.communicate(timeout=60)
+        while list(cache.glob("models/*")):
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.01)
+
+
+def test_texts_are_split_as_the_file_says(original: Path, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    with converter(make_gguf(original, extra={"tokenizer.ggml.pre": "smollm"}), tmp_path / "made") as child:
+        finish(child)
+    steps = json.loads((tmp_path / "made" / "tokenizer.json").read_bytes())["pre_tokenizer"]["pretokenizers"]
+    assert [step["type"] for step in steps] == ["Digits", "ByteLevel"]
+    assert steps[0]["individual_digits"]
+    assert steps[1]["use_regex"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "begins"),
+    [
+        ({"tokenizer.ggml.pre": "llama-bpe"}, [1]),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, []),
+        ({"tokenizer.ggml.pre": "qwen2"}, []),
+    ],
+)
+def test_texts_begin_as_the_file_says_or_such_models_do(
+    extra: dict[str, Any], begins: list[int], original: Path, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    with converter(make_gguf(original, extra=extra), tmp_path / "made") as child:
+        finish(child)
+    assert TextCodec.from_folder(tmp_path / "made").encode("e")[:-1] == begins
 
 
 def test_what_is_not_gguf_is_one_line(tmp_path: Path) -> None:
@@ -286,7 +356,7 @@ def test_a_tensor_that_nobody_knows_is_refused(original: Path) -> None:
     whole = {gguf_name(name): shape for name, shape in stored_shapes(config).items()}
 
     def check(**more: tuple[int, ...]) -> None:
-        header = GgufHeader({"general.architecture": "qwen2"}, {**whole, **more}, set())
+        header = head({"general.architecture": "qwen2"}, {**whole, **more})
         convert._check_tensors(header, config, gguf)
 
     check(**{"blk.0.attn_rot_embd.weight": (8,)})
@@ -315,7 +385,7 @@ def test_a_conversion_makes_what_the_metadata_says(
     metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in said.items()}
     config = replace(ModelConfig.from_folder(original), **made)
     with pytest.raises(ModelError, match=f"^the file's llama.{says}") if says else nullcontext():
-        convert._check_config(GgufHeader(metadata, {}, set()), config)
+        convert._check_config(head(metadata, {}), config)
 
 
 def test_what_a_library_says_is_one_line_that_tells_of_what() -> None:
@@ -334,7 +404,7 @@ def test_the_tensors_of_each_architecture_are_known(architecture: str, name: str
     config = ModelConfig.from_folder(make_model(tmp_path / "m", architecture, tie_word_embeddings=tied))
     whole = {gguf_name(name): shape for name, shape in stored_shapes(config).items()}
     assert ("output.weight" in whole) is not tied
-    convert._check_tensors(GgufHeader({"general.architecture": name}, whole, set()), config, gguf)
+    convert._check_tensors(head({"general.architecture": name}, whole), config, gguf)
 
 
 @pytest.mark.parametrize(

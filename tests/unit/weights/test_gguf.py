@@ -13,6 +13,7 @@ import pytest
 from tpserve.errors import ModelError
 from tpserve.testing.models import make_model
 from tpserve.weights.gguf import HEAD_SIZES, read_header
+from tpserve.weights.splits import SPLITS
 
 MakeGguf = Callable[..., Path]
 
@@ -35,6 +36,7 @@ def head(architecture: str = "llama", *keys: tuple[str, int, bytes], tensors: tu
     own = [
         ("context_length", 4, number(64)),
         ("attention.head_count", 4, number(4)),
+        ("attention.head_count_kv", 4, number(4)),
         ("attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
     ]
     default = [(f"{architecture}.{name}", kind, value) for name, kind, value in own]
@@ -95,11 +97,16 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (head("llama", tensors=("a", "a")), "it has the tensor a twice"),
         (head("llama", ("general.alignment", 4, bytes(4))), "its general.alignment is 0"),
         (head("llama", ("general.alignment", 8, text("x"))), "its general.alignment is 'x'"),
+        (head("llama", ("general.alignment", 8, text("x" * 10_000))), "its general.alignment is 'xxxxx"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("a") + struct.pack("<I5Q", 5, 1, 1, 1, 1, 1),
+            "it has the tensor a of 5 dimensions",
+        ),
         (
             b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (text("a") + struct.pack("<IIQ", 9, 0, 0)),
             "it has the key a twice",
         ),
-        (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file"),
+        (head("llama", ("llama.x", 99, b"?")), "not a readable GGUF file: it has a value of the unknown type 99"),
         (head("gemma3"), "'gemma3', which is not supported. Supported in GGUF files: llama, qwen2, qwen3"),
         (head("llama", ("llama.expert_count", 4, struct.pack("<I", 8))), "mixture of experts"),
         (
@@ -135,6 +142,25 @@ def test_a_file_that_the_gguf_package_wrote(original: Path, make_gguf: MakeGguf)
         (head("llama", ("tokenizer.ggml.tokens", 9, b"")), "lacks tokenizer.ggml.tokens in its metadata"),
         (head("llama", ("tokenizer.ggml.merges", 9, b"")), "lacks tokenizer.ggml.merges in its metadata"),
         (head("llama", tensors=("rope_freqs.weight",)), "scaled rotary positions"),
+        (
+            head("llama", ("tokenizer.ggml.model", 8, text("gpt2"))),
+            "says nothing of tokenizer.ggml.pre: where its tokenizer splits a text is not known. Use the model's",
+        ),
+        *(
+            (
+                head("llama", ("tokenizer.ggml.model", 8, text("gpt2")), ("tokenizer.ggml.pre", 8, text(name))),
+                f"says tokenizer.ggml.pre = '{name}': where its tokenizer splits a text is not known. Use the",
+            )
+            for name in ("default", "of-tomorrow")
+        ),
+        (head("llama", ("llama.attention.head_count_kv", 4, b"")), "lacks llama.attention.head_count_kv in its"),
+        (head("llama", ("llama.x\nerror: \x1b[31m", 4, number(1))), r"says llama.x\nerror: \x1b[31m = 1: its"),
+        (head("llama", ("llama.x", 8, text("y" * 200_000))), f"says llama.x = '{'y' * 78}…: its conversion"),
+        (
+            head("llama", *((f"llama.x{index}", 4, number(1)) for index in range(3000))),
+            "says llama.x0 = 1; llama.x1 = 1; llama.x2 = 1; llama.x3 = 1 and 2996 more: its conversion",
+        ),
+        (head("llama", tensors=2 * ("a\n" + "b" * 99,)), rf"it has the tensor a\n{'b' * 76}… twice"),
         (head("llama", ("llama.context_length", 4, b"")), "lacks llama.context_length in its metadata"),
         (
             head("llama", ("llama.attention.layer_norm_rms_epsilon", 6, b"")),
@@ -157,6 +183,8 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, wor
 
     assert str(tmp_path / "x.gguf") in error
     assert words in error
+    assert len(error) < 600
+    assert error.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +201,8 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, content: bytes, wor
             ("llama.attention.sliding_window", 4, bytes(4)),
         ],
         [("llama.rope.scaling.original_context_length", 4, number(32)), ("llama.pooling_type", 4, number(3))],
+        *([("tokenizer.ggml.model", 8, text("gpt2")), ("tokenizer.ggml.pre", 8, text(name))] for name in SPLITS),
+        [("tokenizer.ggml.model", 8, text("llama")), ("tokenizer.ggml.pre", 8, text("default"))],
         [("tokenizer.ggml.merges", 9, b""), ("tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, 1) + ONE)],
         [("a.b", 9, struct.pack("<IQ", 5, 2) + bytes(8)), ("a.c", 9, struct.pack("<IQ", 8, 1) + text("x"))],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,18 @@ def test_a_tied_head_that_differs_is_refused_by_the_rank_that_has_it(
             )
             with pytest.raises(ModelError, match=says) if rank in refusing else nullcontext():
                 load_shard(folder, config, Partition.of(config, 3, rank), torch.float32)
+
+
+def test_a_tied_head_is_a_float_and_may_hold_what_is_none(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "llama", num_hidden_layers=1)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    embedding[3, 5] = math.nan
+    config = ModelConfig.from_folder(folder)
+    change(folder, {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()})
+    load_shard(folder, config, Partition.of(config, 1, 0), torch.float32)
+    change(folder, {"lm_head.weight": embedding.to(torch.int8)})
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not stored as float64, float32, bfloat16 or float16"):
+        load_shard(folder, config, Partition.of(config, 1, 0), torch.float32)
 
 
 def test_a_file_that_is_cut_short(small: Path) -> None:
