@@ -13,7 +13,7 @@ from typing import Any
 import pynng
 import pytest
 
-from tpserve.api import Closed, FrameError, PeerLost
+from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
 from tpserve_transport_nng.calls import LONGEST
@@ -253,6 +253,25 @@ def test_a_leader_that_closes_in_the_middle_of_a_packet_asks_for_nothing(
         ending.result()
     start = 3 * WORD.size
     assert came == [start, len(frame), start, start]
+
+
+def test_a_leader_waits_for_no_mark_of_a_follower_that_has_gone(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it stopped in the middle of a packet, and cannot ask."""
+    transport = NngTransport(NngOptions(send_buffer=1 << 20, linger=60))
+    with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
+        leader.send_many([bytes(1 << 18)], soon())
+        (pair,) = leader._pairs
+        send = pair.try_send
+
+        def send_small_ones(data: bytes, deadline: float) -> bool:
+            return len(data) < LARGE and bool(send(data, deadline))
+
+        monkeypatch.setattr(pair, "try_send", send_small_ones)
+        with pytest.raises(DeadlineExceeded):
+            leader.send_many([bytes(1 << 18)], time.monotonic() + 0.1)
+        assert pair.owed
+        follower.close()
+        Task(leader.close).result(10)
 
 
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:
