@@ -34,6 +34,7 @@ __all__ = [
     "memory",
     "missed",
     "refused",
+    "see_closed",
     "see_soon_after",
     "send_to_the_dead",
     "soon",
@@ -186,6 +187,14 @@ def see_soon_after(deadline: float) -> None:
     """See that a deadline, or another moment, is not long ago."""
     late = time.monotonic() - deadline
     assert late < SLACK, f"a call ends {late:.1f} s after its deadline"
+
+
+def see_closed(*calls: Callable[[float], object]) -> None:
+    """See that an end was closed: each call says so, whatever its deadline, and as often as it is tried."""
+    for call in calls:
+        for deadline in (soon(), 0.0):
+            with pytest.raises(Closed):
+                call(deadline)
 
 
 @contextmanager

@@ -21,12 +21,14 @@ from tpserve.testing.lab import (
     await_loss,
     leaks_files,
     leaks_names,
+    missed,
+    see_closed,
     see_soon_after,
     send_to_the_dead,
     soon,
     wake,
 )
-from tpserve.testing.links import LinkContract, fan_out, with_follower_process
+from tpserve.testing.links import LinkContract, ends_of, fan_out, with_follower_process
 from tpserve.testing.processes import numbered
 from tpserve.testing.streams import (
     BRIEFLY,
@@ -83,16 +85,36 @@ class FanoutLeavingContract(LinkContract):
         for task in reading:
             assert isinstance(task.result(), PeerLost)
 
-    def test_ends_of_a_fan_out_close_twice_and_are_then_closed(self, lab: Lab, fanout: None) -> None:
-        """And a call after that says so."""
+    @pytest.mark.parametrize("batches", [[], [3], [3, 1]])
+    def test_ends_of_a_fan_out_close_twice_and_are_then_closed(
+        self, lab: Lab, fanout: None, batches: list[int]
+    ) -> None:
+        """And each call after that says so, though frames wait to be taken, or none are asked for."""
         leader, follower = fan_out(lab, 1)
-        for end in (leader, follower):
+        for count in batches:
+            leader.send_many([b"frame"] * count, soon())
+        follower.recv_many(min(1, len(batches)), soon())
+        for end in (follower, leader):
             end.close()
             end.close()
-        with pytest.raises(Closed):
-            leader.send_many([b"late"], soon())
-        with pytest.raises(Closed):
-            follower.recv_many(1, soon())
+        see_closed(
+            lambda deadline: leader.send_many([b"late"], deadline),
+            lambda deadline: leader.send_many([], deadline),
+            lambda deadline: follower.recv_many(1, deadline),
+            lambda deadline: follower.recv_many(0, deadline),
+        )
+
+    def test_closed_ends_join_no_fan_out(self, lab: Lab, fanout: None) -> None:
+        """They say so, and a leader does not take one for a follower that came."""
+        leader, follower = ends_of(lab, 1)
+        follower.close()
+        with missed(0.5, "0 of 1") as deadline:
+            leading = Task(leader.connect, deadline)
+            see_closed(follower.connect, lambda deadline: follower.recv_many(1, deadline))
+            leading.result()
+        alone = lab.transport().fanout_sender(lab.address(), 1)
+        alone.close()
+        see_closed(alone.connect, lambda deadline: alone.send_many([b"late"], deadline))
 
     def test_closing_wakes_a_follower_that_waits(self, lab: Lab, fanout: None) -> None:
         """From another thread, as a process that stops does it: for a frame, and for a leader."""

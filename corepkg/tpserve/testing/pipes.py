@@ -21,6 +21,7 @@ from tpserve.testing.lab import (
     memory,
     missed,
     refused,
+    see_closed,
     see_soon_after,
     send_to_the_dead,
     soon,
@@ -275,16 +276,30 @@ class PipeContract(LinkContract):
         sender.send(b"first", soon())
         assert receiver.recv_many(1, 1, soon()) == [b"first"]
 
-    def test_ends_of_a_pipe_close_twice_and_are_then_closed(self, lab: Lab, pipes: None) -> None:
-        """And a call after that says so."""
+    @pytest.mark.parametrize("frames", [0, 3])
+    def test_ends_of_a_pipe_close_twice_and_are_then_closed(self, lab: Lab, pipes: None, frames: int) -> None:
+        """And each call after that says so, though frames wait to be taken, or none are asked for."""
         receiver, sender = pipe(lab, 1)
-        for end in (sender, receiver):
+        for _ in range(frames):
+            sender.send(b"frame", soon())
+        receiver.recv_many(1, 1, soon() if frames else 0)
+        for end in (receiver, sender):
             end.close()
             end.close()
-        with pytest.raises(Closed):
-            sender.send(b"late", soon())
-        with pytest.raises(Closed):
-            receiver.recv_many(1, 1, soon())
+        see_closed(
+            lambda deadline: sender.send(b"late", deadline),
+            lambda deadline: receiver.recv_many(1, 1, deadline),
+            lambda deadline: receiver.recv_many(0, 1, deadline),
+        )
+
+    def test_a_closed_sender_joins_no_pipe(self, lab: Lab, pipes: None) -> None:
+        """It says so, whether there is a receiver or not."""
+        address = lab.address()
+        sender = lab.transport().pipe_sender(address)
+        sender.close()
+        see_closed(sender.connect)
+        lab.transport().pipe_receiver(address)
+        see_closed(sender.connect, lambda deadline: sender.send(b"late", deadline))
 
     @ALL_SCHEMES
     def test_an_address_that_a_receiver_has_is_an_error(self, lab: Lab, pipes: None) -> None:

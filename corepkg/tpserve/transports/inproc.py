@@ -246,6 +246,8 @@ class _FanoutReceiver(FanoutReceiver):
         self._closed = False
 
     def connect(self, deadline: float) -> None:
+        if self._closed:
+            raise Closed("the fan-out was closed")
         self._is_reader = self._is_reader or self._queue.claim_reader()
         if not self._is_reader:
             raise TransportError(f"{self._queue.name} has a follower already")

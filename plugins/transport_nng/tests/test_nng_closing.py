@@ -19,7 +19,8 @@ import pytest
 from tpserve.api import Closed, DeadlineExceeded, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task, leaks_files
-from tpserve_transport_nng.calls import LONGEST
+from tpserve_transport_nng import sockets
+from tpserve_transport_nng.calls import LONGEST, Calls
 from tpserve_transport_nng.connections import connected
 from tpserve_transport_nng.door import OpenDoor
 from tpserve_transport_nng.plugin import NngOptions
@@ -214,6 +215,72 @@ def taken(host: ManySocket) -> Message:
         if message is not None and message.data != FILLER:
             return message
     raise AssertionError("nothing came")
+
+
+class Counted:
+    """nng's functions, and how many messages there are that somebody has to free."""
+
+    def __init__(self) -> None:
+        self.ours = 0
+        self.has_room = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pynng.lib, name)
+
+    def nng_msg_alloc(self, *arguments: Any) -> int:
+        self.ours += 1
+        return int(pynng.lib.nng_msg_alloc(*arguments))
+
+    def nng_recvmsg(self, *arguments: Any) -> int:
+        code = int(pynng.lib.nng_recvmsg(*arguments))
+        self.ours += code == 0
+        return code
+
+    def nng_sendmsg(self, *arguments: Any) -> int:
+        code = int(pynng.lib.nng_sendmsg(*arguments)) if self.has_room else int(pynng.lib.NNG_EAGAIN)
+        self.ours -= code == 0
+        return code
+
+    def nng_msg_free(self, message: Any) -> None:
+        self.ours -= 1
+        pynng.lib.nng_msg_free(message)
+
+
+def test_every_message_of_nng_is_freed(addresses: Iterator[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were taken, and those that could not be sent."""
+    with sent_to_a_stub(next(addresses)) as (sender, host), monkeypatch.context() as patch:
+        counted = Counted()
+        patch.setattr(sockets, "lib", counted)
+        sender.send(bytes(400), soon())
+        message = answered(host)
+        counted.has_room = False
+        host.answer(message, message.data[: WORD.size])
+        assert counted.ours == 0
+
+
+def test_connections_that_have_gone_leave_nothing_behind(addresses: Iterator[str]) -> None:
+    """Each had a listener of its own."""
+    with sent_to_a_stub(next(addresses)) as (_, host):
+        for _ in range(10):
+            here, there = socket.socketpair()
+            with closing(PairSocket(pynng.Pair1(), host.address, "the receiver")) as pair:
+                host.adopt(here)
+                pair.adopt(there)
+                pair.meet(soon())
+            deadline = soon()
+            while not host._unused and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert host._unused
+        assert len(host._socket.listeners) <= 2  # the sender's, and the last that has gone
+
+
+def test_a_call_that_came_too_late_is_not_waited_for() -> None:
+    """By who closes again."""
+    calls = Calls()
+    calls.end()
+    with pytest.raises(Closed), calls:
+        pass
+    Task(calls.end).result(LONGEST / 2)
 
 
 def test_the_last_mark_settles_those_before(addresses: Iterator[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -17,8 +18,10 @@ import pytest
 from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost, TransportError
 from tpserve.testing.lab import Task, leaks_files, wake
 from tpserve.testing.strangers import listening
+from tpserve_transport_nng import door
 from tpserve_transport_nng.door import Door
 from tpserve_transport_nng.plugin import NngOptions
+from tpserve_transport_nng.sockets import PairSocket
 from tpserve_transport_nng.transport import NngTransport
 from tpserve_transport_nng.words import of_follower
 
@@ -315,3 +318,38 @@ def test_senders_may_come_at_once_and_come_and_go(transport: NngTransport, addre
         assert sorted(came) == sorted(b"%d" % number for number in range(20))
         for task in coming:
             task.result()
+
+
+class NoThread:
+    """One that there is no room for."""
+
+    def __init__(self, **_: object) -> None: ...
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_receiver_that_gets_no_thread_leaves_its_address(
+    transport: NngTransport, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "Thread", NoThread)
+        with pytest.raises(TransportError, match=r"cannot listen at .*: can't start") as caught:
+            transport.pipe_receiver(address)
+    assert caught.value.__traceback__  # which would keep the socket
+    transport.pipe_receiver(address)
+
+
+class NoDescriptor(socket.socket):
+    """One in a process that may open no more."""
+
+    def dup(self) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+def test_a_connection_that_cannot_be_watched_is_an_error() -> None:
+    """It says of whom, and stays with its owner."""
+    with closing(PairSocket(pynng.Pair0(), "ipc:///link", "the peer")) as pair, NoDescriptor() as end:
+        with pytest.raises(TransportError, match=r"cannot watch the peer: .*too many"):
+            pair.adopt(end)
+        assert end.fileno() >= 0

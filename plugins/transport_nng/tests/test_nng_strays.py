@@ -13,9 +13,10 @@ from typing import Any
 import pynng
 import pytest
 
-from tpserve.api import Closed, FrameError, PeerLost
+from tpserve.api import Closed, DeadlineExceeded, FrameError, PeerLost
 from tpserve.api.flow import WORD
 from tpserve.testing.lab import Task
+from tpserve_transport_nng.calls import LONGEST
 from tpserve_transport_nng.connections import Listener
 from tpserve_transport_nng.door import Door, OpenDoor
 from tpserve_transport_nng.fanout import LARGE, LARGEST
@@ -254,6 +255,25 @@ def test_a_leader_that_closes_in_the_middle_of_a_packet_asks_for_nothing(
     assert came == [start, len(frame), start, start]
 
 
+def test_a_leader_waits_for_no_mark_of_a_follower_that_has_gone(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it stopped in the middle of a packet, and cannot ask."""
+    transport = NngTransport(NngOptions(send_buffer=1 << 20, linger=60))
+    with closing(transport), led(transport, f"tcp://127.0.0.1:{port}") as (leader, follower):
+        leader.send_many([bytes(1 << 18)], soon())
+        (pair,) = leader._pairs
+        send = pair.try_send
+
+        def send_small_ones(data: bytes, deadline: float) -> bool:
+            return len(data) < LARGE and bool(send(data, deadline))
+
+        monkeypatch.setattr(pair, "try_send", send_small_ones)
+        with pytest.raises(DeadlineExceeded):
+            leader.send_many([bytes(1 << 18)], time.monotonic() + 0.1)
+        assert pair.owed
+        follower.close()
+        Task(leader.close).result(10)
+
+
 def test_a_sender_that_has_lost_its_receiver_does_not_come_to_the_next(tmp_path: Path, transport: NngTransport) -> None:
     address = f"ipc://{tmp_path}/link"
     sender = transport.pipe_sender(address)
@@ -279,6 +299,56 @@ def test_one_follower_that_stands_still_hides_no_other_that_goes(tmp_path: Path)
         with pytest.raises(PeerLost, match="follower 1 of"):
             sending.result(5)
     transport.close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "fan-out"])
+def test_closing_ends_a_send_for_which_nng_has_no_room(port: int, kind: str) -> None:
+    """Though the window has some: before a close counts the call for none."""
+    address, transport = f"tcp://127.0.0.1:{port}", NngTransport(NngOptions(linger=0))
+    with ExitStack() as stack:
+        stack.enter_context(closing(transport))
+        sender: Any
+        if kind == "pipe":
+            host = stack.enter_context(received(address))
+            host._socket.recv_buffer_size = 1
+            sender = transport.pipe_sender(address)
+            sender.connect(soon())
+        else:
+            sender, _still = stack.enter_context(led(transport, address))
+
+        def send_on() -> None:
+            for _ in range(1000):
+                frame = bytes(LARGE - 1000)
+                sender.send(frame, soon()) if kind == "pipe" else sender.send_many([frame], soon())
+
+        sending = Task(send_on)
+        time.sleep(1)
+        assert not sending.is_done
+        ending = Task(sender.close)
+        with pytest.raises(Closed):
+            sending.result(LONGEST / 2)
+        ending.result()
+
+
+def test_closing_ends_a_send_of_several_batches(
+    transport: NngTransport, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though each finds room."""
+    with led(transport, f"tcp://127.0.0.1:{port}") as (leader, _):
+        (pair,) = leader._pairs
+        send, ending = pair.send_packet, []
+
+        def close_behind(*arguments: Any) -> None:
+            send(*arguments)
+            ending.append(Task(leader.close))
+            while not leader._sends.closed:
+                time.sleep(0.01)
+
+        monkeypatch.setattr(pair, "send_packet", close_behind)
+        with pytest.raises(Closed):
+            leader.send_many([bytes(300), bytes(300)], soon())
+        assert len(ending) == 1
+        ending[0].result()
 
 
 def test_a_leader_that_has_gone_is_owed_no_mark(transport: NngTransport, port: int) -> None:

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tpserve.api import Closed, FanoutReceiver, FanoutSender, PipeReceiver, PipeSender
+from tpserve.api import Closed, DeadlineExceeded, FanoutReceiver, FanoutSender, PipeReceiver, PipeSender
 from tpserve.testing import lab
 
 LATE = 3.0
@@ -52,6 +52,8 @@ class Sender(FanoutSender):
         self.sender.connect(deadline)
 
     def send_many(self, frames, deadline: float) -> None:
+        if not frames:
+            self.sender.send_many([], deadline)
         for frame in frames:
             self.send_one(frame, deadline)
             self.sent += 1
@@ -154,6 +156,33 @@ class AcceptingSender(Sender):
             if not self.has_told:
                 self.has_told = True
                 raise
+
+
+class UnaskingSender(Sender):
+    """Sends nothing, closed or not."""
+
+    def send_many(self, frames, deadline):
+        if frames:
+            self.sender.send_many(frames, deadline)
+
+
+class FragileSender(Sender):
+    """Closes once."""
+
+    def close(self):
+        assert self.sender is not None
+        self.sender.close()
+        self.sender = None
+
+
+class RejoiningSender(Sender):
+    """Asks anew for followers when it was closed."""
+
+    def connect(self, deadline):
+        try:
+            self.sender.connect(deadline)
+        except Closed as error:
+            raise DeadlineExceeded("nobody came") from error
 
 
 class LitteringSender(Sender):
@@ -325,6 +354,44 @@ class DeafReceiver(PollingReceiver):
     def close(self): ...
 
 
+class ServingReceiver(PollingReceiver):
+    """Unpacks all that has come, and hands it out, closed or not."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.unpacked = []
+
+    def recv_many(self, count, deadline):
+        if len(self.unpacked) < count or not count:
+            self.unpacked += self.receiver.recv_many(count - len(self.unpacked) if count else 0, deadline)
+            self.unpack()
+        taken, self.unpacked = self.unpacked[:count], self.unpacked[count:]
+        return taken
+
+    def unpack(self):
+        with suppress(DeadlineExceeded):
+            while True:
+                self.unpacked += self.receiver.recv_many(1, 0)
+
+
+class UnaskingReceiver(PollingReceiver):
+    """Takes no frames, closed or not."""
+
+    def recv_many(self, count, deadline):
+        return self.receiver.recv_many(count, deadline) if count else []
+
+
+class RejoiningReceiver(PollingReceiver):
+    """Joins, closed or not, and sees later that it was closed."""
+
+    def connect(self, deadline):
+        self.receiver._is_reader = self.receiver._is_reader or self.receiver._queue.claim_reader()
+        self.receiver.connect(deadline)
+
+    def recv_many(self, count, deadline):
+        return self.receiver.recv_many(count, deadline)
+
+
 class SleepyReceiver(PipeReceiver):
     """Cannot be woken."""
 
@@ -345,6 +412,30 @@ class LatePipeReceiver(SleepyReceiver):
         if not frames:
             time.sleep(LATE)
         return frames
+
+
+class ServingPipeReceiver(SleepyReceiver):
+    """Unpacks all that has come, and hands it out, closed or not."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.unpacked = []
+
+    def recv_many(self, max_frames, max_bytes, deadline):
+        if not self.unpacked or not max_frames:
+            self.unpacked += self.receiver.recv_many(1000 * max_frames, 1 << 20, deadline)
+        taken, self.unpacked = self.unpacked[:max_frames], self.unpacked[max_frames:]
+        return taken
+
+    def close(self):
+        self.receiver.close()
+
+
+class UnaskingPipeReceiver(ServingPipeReceiver):
+    """Takes no frames, closed or not."""
+
+    def recv_many(self, max_frames, max_bytes, deadline):
+        return self.receiver.recv_many(max_frames, max_bytes, deadline) if max_frames else []
 
 
 class LendingPipeReceiver(SleepyReceiver):
@@ -406,6 +497,23 @@ class AcceptingPipeSender(CarelessSender):
             if not self.has_told:
                 self.has_told = True
                 raise
+
+
+class FragilePipeSender(CarelessSender):
+    """Closes once."""
+
+    def close(self):
+        assert self.sender is not None
+        self.sender.close()
+        self.sender = None
+
+
+class RejoiningPipeSender(CarelessSender):
+    """Finds a receiver, closed or not."""
+
+    def connect(self, deadline):
+        with suppress(Closed):
+            self.sender.connect(deadline)
 
 
 class SeldomLosingPipeSender(CarelessSender):

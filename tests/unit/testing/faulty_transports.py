@@ -79,6 +79,34 @@ class Accepting(Sound):
     pipe_out = ends.AcceptingPipeSender
 
 
+class Serving(Sound):
+    fanout_in = ends.ServingReceiver
+    pipe_in = ends.ServingPipeReceiver
+
+
+class UnaskingToSend(Sound):
+    fanout_out = ends.UnaskingSender
+
+
+class Unasking(Sound):
+    fanout_in = ends.UnaskingReceiver
+    pipe_in = ends.UnaskingPipeReceiver
+
+
+class Fragile(Sound):
+    fanout_out = ends.FragileSender
+    pipe_out = ends.FragilePipeSender
+
+
+class RejoiningToLead(Sound):
+    fanout_out = ends.RejoiningSender
+
+
+class Rejoining(Sound):
+    fanout_in = ends.RejoiningReceiver
+    pipe_out = ends.RejoiningPipeSender
+
+
 class Littering(Sound):
     def fanout_sender(self, address, followers):
         sender = super().fanout_sender(address, followers)

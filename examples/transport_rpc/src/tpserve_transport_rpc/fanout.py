@@ -261,6 +261,7 @@ class RpcFanoutReceiver(FanoutReceiver):
 
     def connect(self, deadline: float) -> None:
         """Dial the leader, and answer it from now on."""
+        self._check_open()
         while (end := connected(self._address, deadline)) is None:
             self._check_open()
             if time.monotonic() >= deadline:

@@ -137,6 +137,7 @@ class NngFanoutReceiver(FanoutReceiver):
 
     def recv_many(self, count: int, deadline: float) -> list[bytes]:
         """Take exactly ``count`` frames."""
+        self._pair.check_open()  # frames that came with earlier ones need no call of the socket's
         while len(self._frames) < count:
             self._take(_receive(self._pair, deadline, f"{len(self._frames)} of {count} frames came"))
         return take(self._frames, count)

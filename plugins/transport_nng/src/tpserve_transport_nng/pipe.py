@@ -89,6 +89,7 @@ class NngPipeReceiver(PipeReceiver):
 
     def recv_many(self, max_frames: int, max_bytes: int, deadline: float) -> list[bytes]:
         """Wait for a first frame, then take what has already arrived."""
+        self._socket.check_open()
         frames: list[bytes] = []
         size = 0
         while len(frames) < max_frames and size < max_bytes:
