@@ -53,8 +53,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         if arguments.attached:
-            for stop in STOPS:
-                signal.signal(stop, _leave)
+            signal.signal(signal.SIGTERM, _leave)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a shell's background job
+                signal.signal(signal.SIGINT, _leave)
             threading.Thread(target=_end_with_parent, daemon=True).start()
         header = read_header(arguments.source)
         build_once(
