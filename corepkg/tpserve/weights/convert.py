@@ -32,8 +32,6 @@ from tpserve.weights.splits import SPLITS, set_split
 
 __all__ = ["CONVERTER_VERSION", "GRACE", "main", "stored_dtype"]
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
-
 GRACE = 5.0
 """Seconds that a converter takes at most to leave when nobody waits for it any more."""
 
@@ -76,7 +74,7 @@ def main() -> None:
 
 def _leave(*_: object) -> NoReturn:
     """Go, and remove what is half made; that is not interrupted again."""
-    for stop in STOPS:
+    for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -111,9 +109,9 @@ def _end_with_parent() -> None:
     # Not through sys.stdin: a thread that holds its lock breaks the interpreter's own exit.
     while os.read(0, 4096):
         pass
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, signal.SIGTERM)
+    converting = threading.main_thread().ident
+    assert converting is not None
+    signal.pthread_kill(converting, signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)
 

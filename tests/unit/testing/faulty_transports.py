@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 from tests.unit.testing import faulty_ends as ends
+from tests.unit.testing import faulty_pipe_ends as pipe_ends
 
 from tpserve.api import (
     DeadlineExceeded,
@@ -53,7 +54,7 @@ class Losing(Sound):
 
 class SeldomLosing(Sound):
     fanout_out = ends.SeldomLosingSender
-    pipe_out = ends.SeldomLosingPipeSender
+    pipe_out = pipe_ends.SeldomLosingPipeSender
 
 
 class Wraparound(Sound):
@@ -66,22 +67,22 @@ class Deaf(Sound):
 
 class Bare(Sound):
     fanout_out = ends.BareSender
-    pipe_out = ends.BarePipeSender
+    pipe_out = pipe_ends.BarePipeSender
 
 
 class Lingering(Sound):
     fanout_out = ends.LingeringSender
-    pipe_out = ends.LingeringPipeSender
+    pipe_out = pipe_ends.LingeringPipeSender
 
 
 class Accepting(Sound):
     fanout_out = ends.AcceptingSender
-    pipe_out = ends.AcceptingPipeSender
+    pipe_out = pipe_ends.AcceptingPipeSender
 
 
 class Serving(Sound):
     fanout_in = ends.ServingReceiver
-    pipe_in = ends.ServingPipeReceiver
+    pipe_in = pipe_ends.ServingPipeReceiver
 
 
 class UnaskingToSend(Sound):
@@ -90,12 +91,12 @@ class UnaskingToSend(Sound):
 
 class Unasking(Sound):
     fanout_in = ends.UnaskingReceiver
-    pipe_in = ends.UnaskingPipeReceiver
+    pipe_in = pipe_ends.UnaskingPipeReceiver
 
 
 class Fragile(Sound):
     fanout_out = ends.FragileSender
-    pipe_out = ends.FragilePipeSender
+    pipe_out = pipe_ends.FragilePipeSender
 
 
 class RejoiningToLead(Sound):
@@ -104,7 +105,7 @@ class RejoiningToLead(Sound):
 
 class Rejoining(Sound):
     fanout_in = ends.RejoiningReceiver
-    pipe_out = ends.RejoiningPipeSender
+    pipe_out = pipe_ends.RejoiningPipeSender
 
 
 class Littering(Sound):
@@ -123,7 +124,7 @@ class MiscountingToo(Sound):
 
 class Fraying(Sound):
     fanout_out = ends.FrayingSender
-    pipe_out = ends.FrayingPipeSender
+    pipe_out = pipe_ends.FrayingPipeSender
 
 
 class FrayingTogether(Sound):
@@ -160,7 +161,7 @@ class Napping(Sound):
 
 class PollingToSend(Sound):
     fanout_out = ends.PollingSender
-    pipe_out = ends.PollingPipeSender
+    pipe_out = pipe_ends.PollingPipeSender
 
 
 class PollingToJoin(Sound):
@@ -169,7 +170,7 @@ class PollingToJoin(Sound):
 
 class Turning(Sound):
     fanout_out = ends.TurningSender
-    pipe_out = ends.TurningPipeSender
+    pipe_out = pipe_ends.TurningPipeSender
 
 
 class Keeping(Sound):
@@ -182,11 +183,11 @@ class Forgetful(Sound):
 
 
 class Careless(Sound):
-    pipe_out = ends.CarelessSender
+    pipe_out = pipe_ends.CarelessSender
 
 
 class Sleepy(Sound):
-    pipe_in = ends.SleepyReceiver
+    pipe_in = pipe_ends.SleepyReceiver
 
 
 class LateLeader(Sound):
@@ -198,8 +199,8 @@ class LateFollower(Sound):
 
 
 class LatePipe(Sound):
-    pipe_out = ends.LatePipeSender
-    pipe_in = ends.LatePipeReceiver
+    pipe_out = pipe_ends.LatePipeSender
+    pipe_in = pipe_ends.LatePipeReceiver
 
 
 class Naming(Sound):
@@ -208,7 +209,7 @@ class Naming(Sound):
 
 class Lending(Sound):
     fanout_in = ends.LendingReceiver
-    pipe_in = ends.LendingPipeReceiver
+    pipe_in = pipe_ends.LendingPipeReceiver
 
 
 class Eager(Sound):
